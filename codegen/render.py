@@ -1,0 +1,112 @@
+"""Program to text: a file name to its contents. Templates only lay out what is computed here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from codegen.classes import render_chain, render_class, render_stage
+from codegen.functions import render_function
+from codegen.program import Program
+from planner.ir.plan import Prediction
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(program: Program, *, prediction: Prediction | None = None, per_node: int | None = None) -> dict[str, str]:
+    """Contents of every file that is written from the program, by name. ``per_node``: devices of one node."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    values = {**_model_values(program), **_train_values(program, prediction, per_node)}
+    files = {
+        name: _tidy(environment.get_template(f"{name}.j2").render(values))
+        for name in ("model.py", "train.py", "README.md", "launch.sh", "launch.sbatch")
+    }
+    recipes = {
+        fqn: {"decay": fqn not in program.undecayed, "steps": [[step.op, *step.arguments] for step in steps]}
+        for fqn, steps in program.initialization.items()
+    }
+    files["initialization.json"] = _table(recipes)
+    if program.constants:
+        files["constants.json"] = _table({
+            key: {"dtype": type_.dtype, "shape": list(type_.shape), "data": data}
+            for key, (type_, data) in program.constants.items()
+        })
+    return files
+
+
+def _table(entries: Mapping[str, object]) -> str:
+    """A JSON object, one entry a line."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _tidy(text: str) -> str:
+    """Two empty lines at most, one newline at the end."""
+    return re.sub(r"\n{4,}", "\n\n\n", text).rstrip("\n") + "\n"
+
+
+def _model_values(program: Program) -> dict[str, object]:
+    keyed = {link.cls for link in program.chain if not link.bindings}
+    tensor = program.plan.mesh.tensor
+    classes = [render_class(cls, tensor, cls.name in keyed) for cls in program.classes]
+    context = ["\n".join(render_function(function, method=False)) for function in program.context]
+    stage = render_stage(program)
+    text = "\n".join([*classes, *context, stage])
+    return {
+        "classes": classes, "context": context, "stage": stage, "chain": render_chain(program),
+        "functional": "F." in text, "checkpointed": "checkpoint(" in text, "loads_constants": bool(program.constants),
+    }
+
+
+def _summary(program: Program) -> str:
+    mesh = program.plan.mesh
+    degrees = [("pipeline", mesh.pipeline), ("data", mesh.data), ("tensor", mesh.tensor)]
+    axes = " x ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
+    return f"{mesh.devices} device{'s' if mesh.devices > 1 else ''}" + (f" ({axes})" if axes else "")
+
+
+def _train_values(program: Program, prediction: Prediction | None, per_node: int | None) -> dict[str, object]:
+    plan = program.plan
+    devices = plan.mesh.devices
+    local = min(per_node or 8, devices)
+    stages = [
+        {"first": s.first, "last": s.last, "zero": _repeated([d.zero for d in s.decisions])} for s in plan.stages
+    ]
+    inputs = [
+        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high}
+        for name, type_, role, high in program.batch
+    ]
+    flops = prediction.model_flops_per_device_s * devices * prediction.step_s if prediction else 0.0
+    peak = prediction.model_flops_per_device_s / prediction.mfu if prediction and prediction.mfu else 0.0
+    predicted = ""
+    if prediction:
+        predicted = (
+            f"{prediction.step_s:.4g} s a step, {prediction.tokens_per_s:,.0f} tokens/s, MFU {prediction.mfu:.1%}, "
+            f"{prediction.peak_memory_bytes / 2**30:.3g} GiB at the peak"
+        )
+    return {
+        "model": program.model, "mesh": _summary(program), "summary": _summary(program), "per_node": local,
+        "nodes": -(-devices // local), "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
+        "precision": plan.precision, "sequence": plan.sequence, "pipeline": plan.mesh.pipeline, "data": plan.mesh.data,
+        "tensor": plan.mesh.tensor, "zero_group": plan.zero_group, "total": plan.batch.total, "micro": plan.batch.micro,
+        "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
+        "stages": stages, "inputs": inputs, "flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
+        "dropout": any(run.random for run in program.runs), "predicted": predicted,
+    }
+
+
+def _repeated(values: list[int]) -> str:
+    """A list as text, equal neighbours counted: ``[3] * 40 + [0]``."""
+    groups: list[tuple[int, int]] = []
+    for value in values:
+        if groups and groups[-1][0] == value:
+            groups[-1] = value, groups[-1][1] + 1
+        else:
+            groups.append((value, 1))
+    return " + ".join(f"[{value}]" + (f" * {count}" if count > 1 else "") for value, count in groups)

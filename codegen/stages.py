@@ -1,0 +1,154 @@
+"""From the chain of blocks to the stage: runs of blocks, the variables between them, and what the context gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.bodies import lower_body
+from codegen.naming import unique
+from codegen.program import ContextCall, Cut, Function, Run
+from planner.ir.graph import Block, Body, ModelGraph
+from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy
+from planner.ir.plan import Plan
+
+_ATTRIBUTES = frozenset({
+    "first", "last", "receives", "sends", "units", "forward", "training", "modules", "parameters", "buffers", "children",
+    "train", "eval", "apply", "compile", "to", "type", "half", "float", "double", "state_dict",
+})
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chain as a stage runs it. ``variable``: the stage's variable of each value that a block reads or writes."""
+
+    runs: tuple[Run, ...]
+    cuts: tuple[Cut, ...]
+    variable: Mapping[str, str]
+
+
+def lower_chain(plan: Plan, graph: ModelGraph, random: Mapping[str, bool], used: set[str]) -> Chain:
+    """Group consecutive blocks that one loop can run, and name what passes between them. ``random``: bodies by name
+    that draw random masks; ``used``: names that are taken."""
+    variable = {name: name for name in _given(graph)}
+    last_reader = {name: at for at, block in enumerate(graph.blocks) for name in block.reads}
+    taken = used | set(variable.values())
+    for at, block in enumerate(graph.blocks):
+        _name_writes(graph, at, block, variable, last_reader, taken)
+    decisions = {s.first + at: d for s in plan.stages for at, d in enumerate(s.decisions)}
+    runs: list[Run] = []
+    attributes = set(_ATTRIBUTES)
+    for at, block in enumerate(graph.blocks):
+        reads, writes = (tuple(variable[name] for name in names) for names in (block.reads, block.writes))
+        full = decisions[at].recompute == "full"
+        if runs and graph.blocks[at - 1].body == block.body and (runs[-1].reads, runs[-1].writes) == (reads, writes):
+            runs[-1] = replace(runs[-1], last=at + 1, recomputed=(*runs[-1].recomputed, full))
+        else:
+            attribute = unique(re.sub(r"\.\d+$", "", block.name).split(".")[-1], attributes)
+            runs.append(Run(attribute, at, at + 1, reads, writes, random[block.body], (full,)))
+    cuts = tuple(
+        Cut(s.first, s.last, _crossing(graph, s.first, variable), _crossing(graph, s.last, variable)) for s in plan.stages
+    )
+    return Chain(tuple(runs), cuts, variable)
+
+
+def _given(graph: ModelGraph) -> tuple[str, ...]:
+    """Values that no block writes: batch inputs and context outputs."""
+    return tuple(dict.fromkeys(n for b in graph.blocks for n in b.reads if n not in graph.producer_of))
+
+
+def _crossing(graph: ModelGraph, index: int, variable: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(variable[name] for name in graph.crossing(index)) if 0 < index < len(graph.blocks) else ()
+
+
+def _name_writes(
+    graph: ModelGraph, at: int, block: Block, variable: dict[str, str], last_reader: Mapping[str, int], taken: set[str]
+) -> None:
+    """A written value takes over the variable of one that the block is the last to read and that has its type."""
+    types = graph.activation_types
+    free = [name for name in block.reads if name in types and last_reader[name] == at]
+    for name, value in zip(block.writes, graph.body_of[block.body].outputs, strict=True):
+        heir = next((old for old in free if types[old] == types[name]), None)
+        if heir is not None:
+            free.remove(heir)
+            variable[name] = variable[heir]
+        else:
+            variable[name] = unique(_reader_name(graph, at, name) or re.sub(r"_\d+$", "", value), taken)
+
+
+def _reader_name(graph: ModelGraph, at: int, name: str) -> str:
+    """What the next block that reads a value calls it."""
+    for block in graph.blocks[at + 1 :]:
+        if name in block.reads:
+            return graph.body_of[block.body].inputs[block.reads.index(name)].name
+    return ""
+
+
+def lower_context(
+    graph: ModelGraph, chain: Chain, batch: int, used: set[str]
+) -> tuple[tuple[Function, ...], tuple[ContextCall, ...], ContextCall]:
+    """The context as one function per connected group of the values that blocks read, and one of the weight."""
+    functions: list[Function] = []
+    calls: list[ContextCall] = []
+    wanted = [name for name in graph.context.outputs if name in chain.variable]
+    for group in _groups(graph.context, wanted):
+        function, call = _slice(graph, group, batch, used)
+        readers = tuple(run.attribute for run in chain.runs if set(run.reads) & set(group))
+        functions.append(function)
+        calls.append(replace(call, writes=tuple(chain.variable[name] for name in group), readers=readers))
+    function, weight = _slice(graph, [graph.weight], batch, used)
+    return (*functions, function), tuple(calls), weight
+
+
+def _ancestors(body: Body, names: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo.extend(body.by_name[name].operands if name in body.by_name else ())
+    return found
+
+
+def _groups(body: Body, outputs: Sequence[str]) -> list[list[str]]:
+    """Outputs that share a computed value, together."""
+    groups: list[tuple[list[str], set[str]]] = []
+    for name in outputs:
+        own = {value for value in _ancestors(body, [name]) if value in body.by_name}
+        merged, rest = [name], []
+        for members, values in groups:
+            if values & own:
+                merged, own = [*members, *merged], own | values
+            else:
+                rest.append((members, values))
+        groups = [*rest, (merged, own)]
+    return [members for members, _ in groups]
+
+
+def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]) -> tuple[Function, ContextCall]:
+    """The part of the context that some outputs need, as a function of batch inputs and constants."""
+    body = graph.context
+    needed = _ancestors(body, outputs)
+    nodes = tuple(node for node in body.nodes if node.name in needed)
+    inputs = tuple(v for v in body.inputs if v.name in needed)
+    buffers = tuple(v for v in body.buffers if v.name in needed)
+    if not inputs and not buffers:
+        inputs = body.inputs[:1]
+    renames = {v.name: unique(v.name.split(".")[-1], set(used)) for v in buffers}
+    whole = Body("context", (*inputs, *buffers), (), (), nodes, tuple(outputs))
+    placement = BodyPlacement(
+        "context", 1, (REPLICATE,) * len(whole.inputs), (), tuple(_replicated(node) for node in nodes),
+        (REPLICATE,) * len(outputs),
+    )
+    name = unique(f"make_{'_and_'.join(outputs)}" if len(outputs) < 4 else f"make_{outputs[0]}_and_more", used)
+    function = replace(lower_body(whole, placement, batch, frozenset(), ())[0], name=name)
+    arguments = tuple(value.name for value in inputs)
+    constants = tuple((renames[value.name], value.name) for value in buffers)
+    return function, ContextCall(name, arguments, constants, (), ())
+
+
+def _replicated(node: object) -> NodePlacement:
+    operands, types, name = node.operands, node.types, node.name  # type: ignore[attr-defined]
+    return NodePlacement(name, OpStrategy("replicate", (REPLICATE,) * len(operands), (REPLICATE,) * len(types)))

@@ -1,0 +1,162 @@
+"""Seconds of one collective: alpha-beta models over the levels of a cluster.
+
+A message of n bytes takes ``latency + (n + half) / rate`` (Hockney 1994). Bytes on the wire per rank, of a group of p:
+
+- ring all-gather and reduce-scatter: (p - 1) shards; ring all-reduce: twice that (Thakur 2005; Chan 2007);
+  NCCL's bus bandwidth is these bytes over the time (nccl-tests, doc/PERFORMANCE.md);
+- a ring over nodes enters and leaves every node once for each rank that the group has in it, because NCCL builds a ring
+  a network card: the group's ranks of a node use their cards together, and the slowest level decides the rate;
+- hierarchical all-reduce: reduce-scatter inside, all-reduce of the shard outside, all-gather inside (Jia 2018);
+- double binary trees between nodes (Sanders 2009; NCCL since 2.4): log steps, twice the message on the wire;
+- all-to-all: pairwise messages, all posted at once; every level carries its share at the same time.
+
+The quickest algorithm that is valid for a group counts. All-gather and reduce-scatter are rings only, as in NCCL.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil, log2, prod
+from typing import Literal
+
+from hardware_profiles import Cluster, Link
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a group has at one level: ``members`` sub-groups of the level below (ranks at the innermost), by ``link``;
+    ``fewest``: ranks in the smallest of these, which bounds the links that they lend a ring."""
+
+    members: int
+    link: Link
+    fewest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How a group of ``size`` ranks lies over the levels that it crosses, innermost first. ``even``: every domain of a
+    level holds equally many of its ranks, so ``size`` is the product of the members."""
+
+    size: int
+    reaches: tuple[Reach, ...]
+
+    @property
+    def even(self) -> bool:
+        return prod(reach.members for reach in self.reaches) == self.size
+
+    @property
+    def crosses(self) -> int:
+        """Levels whose links the group uses."""
+        return len(self.reaches)
+
+
+def span_of(cluster: Cluster, size: int, stride: int) -> Span:
+    """The span of ranks 0, stride, 2 stride, ... (``size`` of them). Ranks are numbered innermost level first. A group
+    that does not fit raises ValueError."""
+    if size < 1 or stride < 1 or (size - 1) * stride >= cluster.devices:
+        raise ValueError(f"{size} ranks at stride {stride} do not fit in {cluster.devices} devices")
+    reaches: list[Reach] = []
+    inside, below = 1, 1
+    for level in cluster.levels:
+        here = min(size, ceil(level.size / stride))
+        if here > inside:
+            fewest = inside if size % inside == 0 and below % stride == 0 else _fewest(size, stride, below)
+            reaches.append(Reach(ceil(here / inside), level.link, fewest))
+            inside = here
+        below = level.size
+    return Span(size, tuple(reaches))
+
+
+def _fewest(size: int, stride: int, domain: int) -> int:
+    """Fewest ranks of a group in any domain of ``domain`` ranks that holds one of it."""
+    return min(Counter(index * stride // domain for index in range(size)).values())
+
+
+def collective_s(kind: CollectiveKind, span: Span, size_bytes: float) -> float:
+    """Seconds of a collective whose INPUT tensor on one rank has ``size_bytes`` (all_gather: the shard; all_reduce,
+    reduce_scatter, all_to_all: the whole). A group of one, or no bytes, costs nothing."""
+    if span.size == 1 or size_bytes <= 0:
+        return 0.0
+    if kind == "all_reduce":
+        return _all_reduce_s(span, size_bytes)
+    if kind == "all_gather":
+        return _ring_s(span, (span.size - 1) * size_bytes, laps=1)
+    if kind == "reduce_scatter":
+        return _ring_s(span, (span.size - 1) / span.size * size_bytes, laps=1)
+    if kind == "all_to_all":
+        return _all_to_all_s(span, size_bytes)
+    raise ValueError(f"unknown collective {kind!r}")
+
+
+def _all_reduce_s(span: Span, size_bytes: float) -> float:
+    ring = _ring_s(span, 2 * (span.size - 1) / span.size * size_bytes, laps=2)
+    if span.crosses == 1:
+        return ring
+    quickest = min(ring, _tree_s(span, size_bytes))
+    return min(quickest, _hierarchical_s(span, size_bytes)) if span.even else quickest
+
+
+def _ring_s(span: Span, wire_bytes: float, laps: int) -> float:
+    """A chunk passes every link of the ring once a lap, ``wire_bytes`` pass every rank."""
+    hops, outside = 0.0, span.size
+    for reach in span.reaches:
+        domains = ceil(outside / reach.members)
+        hops += (outside - domains) * reach.link.latency_s
+        outside = domains
+    return laps * hops + _start_s(span) + wire_bytes / _flat_rate(span)
+
+
+def _tree_s(span: Span, size_bytes: float) -> float:
+    """Chains inside the innermost domain, double binary trees outside; up, then down."""
+    inner, *outer = span.reaches
+    steps = (inner.members - 1) * inner.link.latency_s
+    steps += sum(ceil(log2(reach.members)) * reach.link.latency_s for reach in outer)
+    return 2 * steps + _start_s(span) + 2 * size_bytes / _flat_rate(span)
+
+
+def _hierarchical_s(span: Span, size_bytes: float) -> float:
+    inner, *outer = span.reaches
+    alone = Span(inner.members, (inner,))
+    scatter = _ring_s(alone, (inner.members - 1) / inner.members * size_bytes, laps=1)
+    if not outer:
+        return 2 * scatter
+    rest = Span(span.size // inner.members, tuple(_without(reach, inner.members) for reach in outer))
+    return 2 * scatter + _all_reduce_s(rest, size_bytes / inner.members)
+
+
+def _without(reach: Reach, ranks: int) -> Reach:
+    """A level as one in ``ranks`` ranks of each domain sees it: every such group has its own links."""
+    return Reach(reach.members, reach.link, max(1, reach.fewest // ranks))
+
+
+def _all_to_all_s(span: Span, size_bytes: float) -> float:
+    latency = max(reach.link.latency_s for reach in span.reaches)
+    inside, slowest = 1, 0.0
+    for reach in span.reaches:
+        within = min(span.size, inside * reach.members)
+        carried = size_bytes * (within - inside) / span.size
+        slowest = max(slowest, carried / reach.link.rate(reach.members))
+        inside = within
+    return latency + _start_s(span) + slowest
+
+
+def _start_s(span: Span) -> float:
+    return max(reach.link.start_s for reach in span.reaches)
+
+
+def _flat_rate(span: Span) -> float:
+    """Bytes/s of one ring through all ranks: a level lends it the links of all ranks in a domain, the smallest counts."""
+    return min(reach.fewest * reach.link.rate(reach.members) for reach in span.reaches)
+
+
+def point_to_point_s(cluster: Cluster, stride: int, size_bytes: float, rank: int = 0) -> float:
+    """Seconds to send ``size_bytes`` from ``rank`` to ``rank + stride``, over the innermost level that holds both."""
+    if stride == 0 or size_bytes <= 0:
+        return 0.0
+    link = next((level.link for level in cluster.levels if rank // level.size == (rank + stride) // level.size), None)
+    if link is None or rank + stride >= cluster.devices:
+        raise ValueError(f"ranks {rank} and {rank + stride} are not both among {cluster.devices} devices")
+    return link.latency_s + link.start_s + size_bytes / link.rate(2)

@@ -1,0 +1,264 @@
+"""Seconds and memory of a pipeline step: the schedule as a fixed graph of actions, simulated exactly.
+
+An action starts when the action before it on its rank has ended and its input has arrived; a transfer delays only what
+waits for it. The step is then the longest path, and a path is a linear function of the stages' times: the critical
+path's counts are a cut for an optimiser. Closed forms that it must meet (equal stages, no transfers):
+
+- GPipe and 1F1B take ``(microbatches + pipeline - 1) (forward + backward)`` (Huang 2019; Narayanan 2019);
+- interleaving divides the bubble by the virtual stages (Narayanan 2021, section 2.2);
+- zbv has no bubble beyond its fill (Qi 2023, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cost_models.schedules import Action, Orders, actions, rank_of_stage, stages_of_rank
+
+NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of one micro-batch on one virtual stage, by kind of action; a full backward is both gradients."""
+
+    forward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """How often each time lies on a longest path: per virtual stage, and per cut (index 0 is always 0)."""
+
+    forward: tuple[int, ...]
+    input_gradient: tuple[int, ...]
+    weight_gradient: tuple[int, ...]
+    transfers: tuple[int, ...]
+
+    def seconds(self, times: Sequence[StageTimes], send_s: Sequence[float]) -> float:
+        """The path's length under any times: a lower bound of the step under those times."""
+        stages = zip(times, self.forward, self.input_gradient, self.weight_gradient, strict=True)
+        computing = sum(
+            stage.forward_s * forward + stage.input_gradient_s * inputs + stage.weight_gradient_s * weights
+            for stage, forward, inputs, weights in stages
+        )
+        return computing + sum(count * send_s[cut] for cut, count in enumerate(self.transfers) if count)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One action as it ran on a pipeline rank."""
+
+    rank: int
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A simulated step. ``busy_s`` and ``idle_s`` are per pipeline rank and sum to ``total_s``."""
+
+    total_s: float
+    busy_s: tuple[float, ...]
+    critical_path: CriticalPath
+    orders: Orders
+    ends_s: tuple[tuple[float, ...], ...]
+    times: tuple[StageTimes, ...]
+
+    @property
+    def idle_s(self) -> tuple[float, ...]:
+        return tuple(self.total_s - busy for busy in self.busy_s)
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Every action, rank by rank, in order."""
+        for rank, (order, ends) in enumerate(zip(self.orders, self.ends_s, strict=True)):
+            for action, end in zip(order, ends, strict=True):
+                yield Event(rank, action, end - _duration(self.times[action.stage], action.kind), end)
+
+
+def _duration(times: StageTimes, kind: str) -> float:
+    if kind == "F":
+        return times.forward_s
+    if kind == "I":
+        return times.input_gradient_s
+    if kind == "W":
+        return times.weight_gradient_s
+    return times.input_gradient_s + times.weight_gradient_s
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The actions in an order in which every input precedes its use; positions in it, :data:`NOTHING` where absent.
+
+    ``cost``: index into the flat durations (4 x stage + kind); ``source``: the action that produces the input;
+    ``cut``: the cut that it is sent over (0: none, both stages share a rank).
+    """
+
+    actions: tuple[Action, ...]
+    cost: tuple[int, ...]
+    before: tuple[int, ...]
+    source: tuple[int, ...]
+    cut: tuple[int, ...]
+    positions: tuple[tuple[int, ...], ...]
+
+
+_KINDS = "FIWB"
+
+
+@lru_cache(maxsize=64)
+def _graph(name: str, pipeline: int, virtual: int, microbatches: int) -> _Graph:
+    orders = actions(name, pipeline, virtual, microbatches)
+    last_stage = pipeline * virtual - 1
+    rank_of = [rank_of_stage(name, pipeline, stage) for stage in range(last_stage + 1)]
+    done: dict[tuple[bool, int, int], int] = {}
+    listed: list[Action] = []
+    before, source, cuts = [], [], []
+    positions: list[list[int]] = [[] for _ in orders]
+    taken = [0] * pipeline
+    ready = list(range(pipeline))
+    waiting: dict[tuple[bool, int, int], int] = {}
+    while ready:
+        rank = ready.pop()
+        order, mine = orders[rank], positions[rank]
+        while taken[rank] < len(order):
+            action = order[taken[rank]]
+            need, cut = _input(action, last_stage)
+            origin = NOTHING if need is None else done.get(need, NOTHING)
+            if need is not None and origin == NOTHING:
+                waiting[need] = rank
+                break
+            position = len(listed)
+            listed.append(action)
+            before.append(mine[-1] if mine else NOTHING)
+            source.append(origin)
+            cuts.append(cut if cut and rank_of[cut - 1] != rank_of[cut] else 0)
+            mine.append(position)
+            taken[rank] += 1
+            if action.kind != "W":
+                result = (action.kind == "F", action.stage, action.microbatch)
+                done[result] = position
+                if result in waiting:
+                    ready.append(waiting.pop(result))
+    if len(listed) != sum(map(len, orders)):
+        raise ValueError(f"{name} with {pipeline} ranks and {microbatches} micro-batches waits for itself")
+    cost = tuple(4 * action.stage + _KINDS.index(action.kind) for action in listed)
+    return _Graph(tuple(listed), cost, tuple(before), tuple(source), tuple(cuts), tuple(map(tuple, positions)))
+
+
+def _input(action: Action, last_stage: int) -> tuple[tuple[bool, int, int] | None, int]:
+    """(is forward, stage, micro-batch) that must end before ``action``, and the cut between; the rank's own order
+    covers the rest."""
+    if action.kind == "W" or (action.kind == "F" and action.stage == 0):
+        return None, 0
+    if action.kind == "F":
+        return (True, action.stage - 1, action.microbatch), action.stage
+    if action.stage == last_stage:
+        return (True, action.stage, action.microbatch), 0
+    return (False, action.stage + 1, action.microbatch), action.stage + 1
+
+
+def simulate(
+    name: str,
+    pipeline: int,
+    virtual: int,
+    microbatches: int,
+    times: Sequence[StageTimes],
+    send_s: Sequence[float],
+) -> Timeline:
+    """Run one step. ``times``: one per virtual stage; ``send_s[i]``: seconds over the cut between virtual stages i -
+    1 and i, either way (index 0 is not read; a cut inside a rank costs nothing). An illegal schedule raises
+    ValueError."""
+    graph = _graph(name, pipeline, virtual, microbatches)
+    if len(times) != pipeline * virtual or len(send_s) < pipeline * virtual:
+        raise ValueError(f"{pipeline * virtual} virtual stages need as many times and sends")
+    durations = [_duration(stage, kind) for stage in times for kind in _KINDS]
+    sends = [0.0, *send_s[1:]]
+    ends: list[float] = []
+    for cost, before, source, cut in zip(graph.cost, graph.before, graph.source, graph.cut, strict=True):
+        start = ends[before] if before >= 0 else 0.0
+        if source >= 0:
+            arrival = ends[source] + sends[cut]
+            if arrival > start:
+                start = arrival
+        ends.append(start + durations[cost])
+    busy = tuple(sum(durations[graph.cost[at]] for at in positions) for positions in graph.positions)
+    return Timeline(
+        total_s=max(ends),
+        busy_s=busy,
+        critical_path=_critical_path(graph, ends, sends, pipeline * virtual),
+        orders=actions(name, pipeline, virtual, microbatches),
+        ends_s=tuple(tuple(ends[at] for at in positions) for positions in graph.positions),
+        times=tuple(times),
+    )
+
+
+def _critical_path(graph: _Graph, ends: Sequence[float], sends: Sequence[float], stages: int) -> CriticalPath:
+    """Back from the action that ends last, always through what its start waited for."""
+    forward, inputs, weights, transfers = ([0] * stages for _ in range(4))
+    at = max(range(len(ends)), key=ends.__getitem__)
+    while at != NOTHING:
+        action = graph.actions[at]
+        if action.kind == "F":
+            forward[action.stage] += 1
+        if action.kind in "IB":
+            inputs[action.stage] += 1
+        if action.kind in "WB":
+            weights[action.stage] += 1
+        before, source, cut = graph.before[at], graph.source[at], graph.cut[at]
+        if source != NOTHING and (before == NOTHING or ends[source] + sends[cut] > ends[before]):
+            transfers[cut] += 1 if cut else 0
+            at = source
+        else:
+            at = before
+    return CriticalPath(tuple(forward), tuple(inputs), tuple(weights), tuple(transfers))
+
+
+def in_flight(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[int, ...]:
+    """Per pipeline rank, the most (stage, micro-batch) pairs whose activations are kept at once."""
+    profiles = live_profiles(name, pipeline, virtual, microbatches)
+    return tuple(max(sum(vector) for vector in rank) for rank in profiles)
+
+
+@lru_cache(maxsize=256)
+def live_profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per pipeline rank, the Pareto-maximal counts of micro-batches kept alive by each of its virtual stages (in
+    :func:`~cost_models.schedules.stages_of_rank` order). A micro-batch lives from its forward until its backward, or
+    until its weight gradient where the backward is split. The order on a rank is fixed, so this holds whatever the
+    times: the rank's peak is the maximum over the vectors of the counts times the stages' activation bytes."""
+    result = []
+    for rank, order in enumerate(actions(name, pipeline, virtual, microbatches)):
+        stages = stages_of_rank(name, pipeline, virtual, rank)
+        result.append(_maximal(_peaks(order, stages)))
+    return tuple(result)
+
+
+def _peaks(order: Sequence[Action], stages: Sequence[int]) -> set[tuple[int, ...]]:
+    """Every count vector just before something is released."""
+    slot = {stage: index for index, stage in enumerate(stages)}
+    live = [0] * len(stages)
+    peaks: set[tuple[int, ...]] = set()
+    grown = False
+    for action in order:
+        if action.kind == "F":
+            live[slot[action.stage]] += 1
+            grown = True
+        elif action.kind in "BW":
+            if grown:
+                peaks.add(tuple(live))
+                grown = False
+            live[slot[action.stage]] -= 1
+    return peaks
+
+
+def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    def dominated(vector: tuple[int, ...]) -> bool:
+        return any(
+            other != vector and all(theirs >= mine for theirs, mine in zip(other, vector, strict=True)) for other in vectors
+        )
+
+    return tuple(sorted(vector for vector in vectors if not dominated(vector)))

@@ -1,0 +1,22 @@
+"""Hardware profiles: one YAML a cluster, every number with unit, kind and source; SI past the reader."""
+
+from hardware_profiles.chip import Chip, EfficiencyCurve
+from hardware_profiles.cluster import Cluster, Level, Link
+from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.reader import profile_names
+from hardware_profiles.resolve import ProfileRow, cluster_from_yaml, cluster_to_yaml, describe, resolve_cluster
+
+__all__ = [
+    "Chip",
+    "Cluster",
+    "EfficiencyCurve",
+    "Level",
+    "Link",
+    "ProfileFormatError",
+    "ProfileRow",
+    "cluster_from_yaml",
+    "cluster_to_yaml",
+    "describe",
+    "profile_names",
+    "resolve_cluster",
+]

@@ -1,0 +1,63 @@
+"""Chip: what one accelerator (or one CPU process) can do, in SI units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hardware_profiles.errors import ProfileFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class EfficiencyCurve:
+    """Share of the peak rate that a matrix product reaches; it grows with the work and saturates.
+
+    ``efficiency = maximum / (1 + half_dim / smallest + half_work / flops)``
+
+    ``maximum``: the ceiling for large products; ``half_work_flops``: work at which filling and draining the chip costs
+    as much as the work; ``half_dim``: size of the smallest dimension whose prologue costs as much as the work;
+    ``tile``: rows and columns are computed in whole tiles. So the time is affine in the work:
+    ``(flops * (1 + half_dim / smallest) + half_work) / (peak * maximum)``, which no larger dimension can shorten.
+    """
+
+    maximum: float
+    half_work_flops: float
+    half_dim: float
+    tile: int
+
+    def __call__(self, flops: float, smallest: float) -> float:
+        """Efficiency in (0, maximum] of a call of ``flops`` > 0 whose smallest dimension is ``smallest`` > 0
+        elements."""
+        return self.maximum / (1 + self.half_dim / smallest + self.half_work_flops / flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One accelerator. Bytes, bytes/s, FLOP/s (dense) and seconds; dtypes by torch's names.
+
+    ``attention_forward``, ``attention_backward``: share of the peak of fused attention; ``memory_efficiency`` and
+    ``memory_half_bytes``: share of the memory bandwidth that a streaming kernel reaches, and the bytes at half of it;
+    ``launch_s``: what starting one kernel costs; ``reserve_bytes``: context, communication buffers and allocator slack;
+    ``training_dtype``: what a job computes in unless it says otherwise.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: Mapping[str, float]
+    gemm: Mapping[str, EfficiencyCurve]
+    attention_forward: float
+    attention_backward: float
+    memory_efficiency: float
+    memory_half_bytes: float
+    launch_s: float
+    reserve_bytes: int
+    training_dtype: str = "bfloat16"
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak FLOP/s of ``dtype``; a dtype that the chip has no rate for raises :class:`ProfileFormatError`."""
+        if dtype not in self.peak_flops:
+            raise ProfileFormatError(
+                f"chip {self.name}", f"no rate for {dtype}", f"it computes in {', '.join(self.peak_flops)}"
+            )
+        return self.peak_flops[dtype]

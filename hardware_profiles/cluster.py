@@ -1,0 +1,69 @@
+"""Cluster: chips under nested levels of links. Ranks are numbered contiguously, innermost level first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from hardware_profiles.chip import Chip
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one accelerator can send at a level, one way, while every other accelerator of the level sends too.
+
+    ``efficiency``: share of ``bandwidth_bytes_s`` that large messages reach; ``half_bytes``: bytes on the wire of one
+    call at which the call reaches half of that; ``latency_s``: one step between two accelerators;
+    ``peer_bytes_s``: what reaches any one peer (less than the whole where accelerators are wired pair by pair).
+    """
+
+    name: str
+    bandwidth_bytes_s: float
+    latency_s: float
+    efficiency: float
+    half_bytes: float
+    peer_bytes_s: float
+
+    @property
+    def start_s(self) -> float:
+        """Seconds to start one call: what ``half_bytes`` take at the full rate."""
+        return self.half_bytes / (self.bandwidth_bytes_s * self.efficiency)
+
+    def rate(self, members: int) -> float:
+        """Bytes/s that one of ``members`` >= 2 accelerators reaches with large messages to the others."""
+        return self.efficiency * min(self.bandwidth_bytes_s, (members - 1) * self.peer_bytes_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A domain of ``size`` accelerators (cumulative: inner levels counted) that reach each other by ``link``."""
+
+    name: str
+    size: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``nodes`` x ``devices_per_node`` equal chips; ``levels`` innermost first, the last one holds every device.
+    ``sources``: kind and source of each number, by its dotted path in the profile."""
+
+    name: str
+    chip: Chip
+    levels: tuple[Level, ...]
+    nodes: int
+    devices_per_node: int
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over every number that can change a prediction (sources cannot)."""
+        facts = asdict(self)
+        del facts["sources"]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

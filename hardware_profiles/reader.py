@@ -1,0 +1,189 @@
+"""From text to :class:`Cluster` and back: YAML, units, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from hardware_profiles.chip import Chip, EfficiencyCurve
+from hardware_profiles.cluster import Cluster, Level, Link
+from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
+from hardware_profiles.units import to_si
+
+_DIMENSIONS = {
+    "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
+    "half_dim": "elements", "tile": "elements", "attention_forward": "ratio", "attention_backward": "ratio",
+    "memory_efficiency": "ratio", "memory_half": "bytes", "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
+    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes",
+}  # fmt: skip
+_SHARES = {"maximum", "attention_forward", "attention_backward", "memory_efficiency", "efficiency"}
+_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "bandwidth", "peer_bandwidth"}
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles that come with the package, sorted."""
+    folder = resources.files("hardware_profiles") / "profiles"
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def profile_text(name: str) -> str:
+    """YAML of a packaged profile; an unknown name raises, listing the known ones."""
+    if name not in profile_names():
+        raise ProfileFormatError("cluster", f"unknown profile {name!r}", f"use one of {', '.join(profile_names())}")
+    return (resources.files("hardware_profiles") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """A YAML mapping, or :class:`ProfileFormatError` that names ``where`` and the line."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" at line {mark.line + 1}"
+        raise ProfileFormatError(where, f"is not YAML{line}", "write a mapping of fields") from error
+    if not isinstance(content, dict):
+        raise ProfileFormatError(where, "holds no mapping", "write a mapping of fields")
+    return content
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` laid over it, mapping by mapping; anything else replaces."""
+    merged = dict(base)
+    for key, change in changes.items():
+        old = merged.get(key)
+        merged[key] = merge(old, change) if isinstance(old, Mapping) and isinstance(change, Mapping) else change
+    return merged
+
+
+def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
+    """Validate a profile's mapping; the first thing wrong is named by its field, also a unit or a share above 1."""
+    try:
+        document = ProfileDocument.model_validate(_floats(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "profile"
+        raise ProfileFormatError(f"{where}: {place}", first["msg"], "see `shardwright hardware`") from error
+    for path, quantity in quantities(document):
+        _check(path, quantity, where)
+    for dtype in document.chip.gemm.keys() ^ document.chip.peak.keys():
+        raise ProfileFormatError(f"{where}: chip", f"{dtype} is not in both peak and gemm", "give both or neither")
+    if document.chip.training_dtype not in document.chip.peak:
+        wrong = f"the chip has no rate for {document.chip.training_dtype}"
+        raise ProfileFormatError(f"{where}: chip.training_dtype", wrong, f"one of {', '.join(document.chip.peak)}")
+    return document
+
+
+def _floats(content: Any) -> Any:
+    """YAML's ``80`` is an integer; a quantity's value is a float."""
+    if not isinstance(content, Mapping):
+        return content
+    return {key: float(inner) if key == "value" and type(inner) is int else _floats(inner) for key, inner in content.items()}
+
+
+def _check(path: str, quantity: Quantity, where: str) -> None:
+    field = _field(path)
+    value = to_si(quantity.value, quantity.unit, _DIMENSIONS[field], f"{where}: {path}")
+    if field in _SHARES and value > 1:
+        raise ProfileFormatError(f"{where}: {path}", f"{value} is above 1", "a share is between 0 and 1")
+    if field in _POSITIVE and value <= 0:
+        raise ProfileFormatError(f"{where}: {path}", f"{value} is not positive", "give a number above 0")
+    if field == "tile" and value != int(value):
+        raise ProfileFormatError(f"{where}: {path}", f"{value} is no whole number", "a tile is a number of elements")
+
+
+def _field(path: str) -> str:
+    """``chip.peak.bfloat16`` is a ``peak``; any other path ends in its field."""
+    parts = path.split(".")
+    return "peak" if parts[-2] == "peak" else parts[-1]
+
+
+def quantities(document: ProfileDocument) -> Iterator[tuple[str, Quantity]]:
+    """(dotted path, quantity) of every number in a profile, in the file's order."""
+
+    def walk(path: str, part: object) -> Iterator[tuple[str, Quantity]]:
+        if isinstance(part, Quantity):
+            yield path, part
+        elif isinstance(part, dict):
+            for key, inner in part.items():
+                yield from walk(f"{path}.{key}", inner)
+        elif isinstance(part, ChipDocument | CurveDocument | LinkDocument):
+            for name in type(part).model_fields:
+                yield from walk(f"{path}.{name}", getattr(part, name))
+
+    yield from walk("chip", document.chip)
+    yield from walk("links", document.links)
+
+
+def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) -> Cluster:
+    """The cluster of ``nodes`` x ``devices_per_node`` chips; levels that add no device to an inner one are left out."""
+    si = {path: to_si(q.value, q.unit, _DIMENSIONS[_field(path)], path) for path, q in quantities(document)}
+    devices = nodes * devices_per_node
+    levels: list[Level] = []
+    for name, link in document.links.items():
+        size = devices if link.size is None else min(link.size, devices)
+        if name == "node":
+            size = min(size, devices_per_node)
+        if levels and size <= levels[-1].size and not (len(levels) == 1 and levels[0].size == 1):
+            continue
+        at = f"links.{name}"
+        spec = Link(
+            name=link.technology,
+            bandwidth_bytes_s=si[f"{at}.bandwidth"],
+            latency_s=si[f"{at}.latency"],
+            efficiency=si[f"{at}.efficiency"],
+            half_bytes=si[f"{at}.half_message"],
+            peer_bytes_s=si.get(f"{at}.peer_bandwidth", si[f"{at}.bandwidth"]),
+        )
+        levels.append(Level(name, size, spec))
+    if levels[-1].size < devices:
+        raise ProfileFormatError(document.name, f"the links reach {levels[-1].size} of {devices} devices", "give fewer nodes")
+    sources = {path: f"{q.kind}: {q.source}" for path, q in quantities(document)}
+    return Cluster(document.name, _build_chip(document, si), tuple(levels), nodes, devices_per_node, sources)
+
+
+def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
+    curves = {
+        str(dtype): EfficiencyCurve(
+            maximum=si[f"chip.gemm.{dtype}.maximum"],
+            half_work_flops=si[f"chip.gemm.{dtype}.half_work"],
+            half_dim=si[f"chip.gemm.{dtype}.half_dim"],
+            tile=round(si[f"chip.gemm.{dtype}.tile"]),
+        )
+        for dtype in document.chip.gemm
+    }
+    return Chip(
+        name=document.chip.name,
+        memory_bytes=round(si["chip.memory"]),
+        memory_bandwidth=si["chip.memory_bandwidth"],
+        peak_flops={str(dtype): si[f"chip.peak.{dtype}"] for dtype in document.chip.peak},
+        gemm=curves,
+        attention_forward=si["chip.attention_forward"],
+        attention_backward=si["chip.attention_backward"],
+        memory_efficiency=si["chip.memory_efficiency"],
+        memory_half_bytes=si["chip.memory_half"],
+        launch_s=si["chip.launch"],
+        reserve_bytes=round(si["chip.reserve"]),
+        training_dtype=document.chip.training_dtype,
+    )
+
+
+def read_file(path: Path) -> tuple[ProfileDocument, str]:
+    """A YAML of the user's own: a whole profile, or ``base:`` with changes. Returns it and its name for errors."""
+    where = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileFormatError(where, "cannot be read", "give a readable YAML file") from error
+    content = parse_yaml(text, where)
+    if "base" in content:
+        base = content.pop("base")
+        if not isinstance(base, str):
+            raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
+        content = merge({**parse_yaml(profile_text(base), base), "name": path.stem}, content)
+    return read_document(content, where), where

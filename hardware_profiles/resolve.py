@@ -1,0 +1,126 @@
+"""What ``--cluster`` means: ``PROFILE:NODES``, ``PROFILE:NODESxDEVICES``, or a YAML file of the user's own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from hardware_profiles.cluster import Cluster
+from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.reader import build_cluster, parse_yaml, profile_text, quantities, read_document, read_file
+from hardware_profiles.schema import ProfileDocument
+
+_FORM = "write PROFILE:NODES, PROFILE:NODESxDEVICES or a YAML file"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One number of a profile, for a table."""
+
+    field: str
+    value: float
+    unit: str
+    kind: str
+    source: str
+
+
+def resolve_cluster(spec: str) -> Cluster:
+    """The cluster that ``spec`` names. Errors (:class:`ProfileFormatError`): an unknown profile (lists the known ones),
+    a node count that is no positive number, more devices than a node has, a file that is not a profile."""
+    head, _, counts = spec.rpartition(":") if re.search(r":[^/:]*$", spec) else (spec, "", "")
+    if head.endswith((".yaml", ".yml")):
+        document, where = read_file(Path(head))
+    else:
+        if not counts and ":" not in spec:
+            profile_text(spec)
+            raise ProfileFormatError("cluster", f"{spec!r} does not say how many nodes", _FORM)
+        document, where = read_document(parse_yaml(profile_text(head), head), head), "cluster"
+    nodes, devices = _counts(counts, spec) if head != spec else (_nodes(document, where), None)
+    devices = document.devices_per_node if devices is None else devices
+    if devices > document.devices_per_node:
+        raise ProfileFormatError(
+            "cluster",
+            f"{devices} devices a node in {spec!r}",
+            f"a node of {document.name} has {document.devices_per_node}",
+        )
+    return build_cluster(document, nodes, devices)
+
+
+def _counts(counts: str, spec: str) -> tuple[int, int | None]:
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", counts)
+    if found is None or int(found[1]) < 1 or (found[2] is not None and int(found[2]) < 1):
+        raise ProfileFormatError("cluster", f"{counts!r} in {spec!r} is no positive number of nodes", _FORM)
+    return int(found[1]), None if found[2] is None else int(found[2])
+
+
+def describe(name: str) -> tuple[ProfileRow, ...]:
+    """Every number of a packaged profile, in the units of its file."""
+    document = read_document(parse_yaml(profile_text(name), name), name)
+    return tuple(ProfileRow(path, q.value, q.unit, q.kind, q.source) for path, q in quantities(document))
+
+
+def cluster_to_yaml(cluster: Cluster) -> str:
+    """A resolved cluster as a profile in SI units; :func:`cluster_from_yaml` gives the same cluster back, exactly."""
+    chip, sources = cluster.chip, cluster.sources
+
+    def quantity(path: str, value: float, unit: str) -> dict[str, object]:
+        kind, _, source = sources.get(path, "fitted: given by the caller").partition(": ")
+        return {"value": float(value), "unit": unit, "kind": kind, "source": source}
+
+    def curve(dtype: str) -> dict[str, object]:
+        at, shape = f"chip.gemm.{dtype}", chip.gemm[dtype]
+        return {
+            "maximum": quantity(f"{at}.maximum", shape.maximum, "ratio"),
+            "half_work": quantity(f"{at}.half_work", shape.half_work_flops, "FLOP"),
+            "half_dim": quantity(f"{at}.half_dim", shape.half_dim, "elements"),
+            "tile": quantity(f"{at}.tile", shape.tile, "elements"),
+        }
+
+    links = {
+        level.name: {
+            "technology": level.link.name,
+            "size": level.size,
+            "bandwidth": quantity(f"links.{level.name}.bandwidth", level.link.bandwidth_bytes_s, "B/s"),
+            "peer_bandwidth": quantity(f"links.{level.name}.peer_bandwidth", level.link.peer_bytes_s, "B/s"),
+            "latency": quantity(f"links.{level.name}.latency", level.link.latency_s, "s"),
+            "efficiency": quantity(f"links.{level.name}.efficiency", level.link.efficiency, "ratio"),
+            "half_message": quantity(f"links.{level.name}.half_message", level.link.half_bytes, "B"),
+        }
+        for level in cluster.levels
+    }
+    content = {
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "devices_per_node": cluster.devices_per_node,
+        "chip": {
+            "name": chip.name,
+            "memory": quantity("chip.memory", chip.memory_bytes, "B"),
+            "memory_bandwidth": quantity("chip.memory_bandwidth", chip.memory_bandwidth, "B/s"),
+            "training_dtype": chip.training_dtype,
+            "peak": {dtype: quantity(f"chip.peak.{dtype}", peak, "FLOP/s") for dtype, peak in chip.peak_flops.items()},
+            "gemm": {dtype: curve(dtype) for dtype in chip.gemm},
+            "attention_forward": quantity("chip.attention_forward", chip.attention_forward, "ratio"),
+            "attention_backward": quantity("chip.attention_backward", chip.attention_backward, "ratio"),
+            "memory_efficiency": quantity("chip.memory_efficiency", chip.memory_efficiency, "ratio"),
+            "memory_half": quantity("chip.memory_half", chip.memory_half_bytes, "B"),
+            "launch": quantity("chip.launch", chip.launch_s, "s"),
+            "reserve": quantity("chip.reserve", chip.reserve_bytes, "B"),
+        },
+        "links": links,
+    }
+    return yaml.safe_dump(content, sort_keys=False, width=120)
+
+
+def cluster_from_yaml(text: str, where: str = "cluster") -> Cluster:
+    """The cluster that :func:`cluster_to_yaml` wrote."""
+    document = read_document(parse_yaml(text, where), where)
+    return build_cluster(document, _nodes(document, where), document.devices_per_node)
+
+
+def _nodes(document: ProfileDocument, where: str) -> int:
+    if document.nodes is None:
+        raise ProfileFormatError(where, "does not say how many nodes", "add `nodes: N`, or write FILE:NODES")
+    return document.nodes

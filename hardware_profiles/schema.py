@@ -1,0 +1,73 @@
+"""The YAML form of a profile: strict, nothing unknown. Every number carries its unit, kind and source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["datasheet", "measured", "fitted"]
+Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Quantity(_Strict):
+    """One number: ``kind`` says how it came to be, ``source`` where to check it."""
+
+    value: Annotated[float, Field(ge=0)]
+    unit: str
+    kind: Kind
+    source: Annotated[str, Field(min_length=3)]
+
+
+class CurveDocument(_Strict):
+    """See :class:`hardware_profiles.chip.EfficiencyCurve`."""
+
+    maximum: Quantity
+    half_work: Quantity
+    half_dim: Quantity
+    tile: Quantity
+
+
+class ChipDocument(_Strict):
+    """See :class:`hardware_profiles.chip.Chip`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    memory: Quantity
+    memory_bandwidth: Quantity
+    training_dtype: Literal["bfloat16", "float16", "float32", "float64"]
+    peak: Annotated[dict[Dtype, Quantity], Field(min_length=1)]
+    gemm: Annotated[dict[Dtype, CurveDocument], Field(min_length=1)]
+    attention_forward: Quantity
+    attention_backward: Quantity
+    memory_efficiency: Quantity
+    memory_half: Quantity
+    launch: Quantity
+    reserve: Quantity
+
+
+class LinkDocument(_Strict):
+    """See :class:`hardware_profiles.cluster.Level`. ``size`` None: the whole cluster; no
+    ``peer_bandwidth``: a switch, which gives one peer the whole bandwidth."""
+
+    technology: Annotated[str, Field(min_length=1)]
+    size: Annotated[int, Field(ge=1)] | None
+    bandwidth: Quantity
+    peer_bandwidth: Quantity | None = None
+    latency: Quantity
+    efficiency: Quantity
+    half_message: Quantity
+
+
+class ProfileDocument(_Strict):
+    """A whole profile. ``links`` from the innermost level outwards; ``nodes`` only in a resolved cluster."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    devices_per_node: Annotated[int, Field(ge=1)]
+    nodes: Annotated[int, Field(ge=1)] | None = None
+    chip: ChipDocument
+    links: Annotated[dict[str, LinkDocument], Field(min_length=1)]

@@ -1,0 +1,1 @@
+"""The planner: from a model and a cluster to a plan."""

@@ -1,0 +1,5 @@
+"""`python -m planner` is `shardwright`."""
+
+from planner.cli import main
+
+main()

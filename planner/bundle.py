@@ -1,0 +1,101 @@
+"""A plan on disk: plan.yaml, and beside it the traced graph and the resolved cluster, each fingerprinted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml
+from planner.compile import Compiled
+from planner.evaluate import evaluate_plan
+from planner.ir.errors import PlanFileError, ProfileError
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import Plan, Prediction
+from planner.ir.serialize import from_json, to_json
+from planner.plan_file import dump, load
+from planner.search import Certificate
+
+_BESIDE = "`shardwright plan` writes it beside the plan: keep the three files together"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A plan, what it is for, and what the one evaluator says of it. ``text``: the plan file's own."""
+
+    path: Path
+    text: str
+    plan: Plan
+    graph: ModelGraph
+    cluster: Cluster
+    prediction: Prediction
+    certificate: Certificate
+
+
+def graph_path(plan_path: Path) -> Path:
+    return plan_path.with_suffix(".graph.json")
+
+
+def cluster_path(plan_path: Path) -> Path:
+    return plan_path.with_suffix(".cluster.yaml")
+
+
+def check_output(path: Path) -> None:
+    """Raise PlanFileError where ``path`` cannot be written, before time is spent on what would be written there."""
+    right = "give -o a path that is writable"
+    if path.is_dir():
+        raise PlanFileError(str(path), "is a directory", "give -o a file, for example plan.yaml")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanFileError(str(path), f"cannot be written ({error.strerror})", right) from error
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PlanFileError(str(path), "cannot be written (Permission denied)", right)
+
+
+def save(compiled: Compiled, path: Path) -> str:
+    """Write the three files; returns the plan's text. Raises PlanFileError where they cannot be written."""
+    check_output(path)
+    result = compiled.result
+    text = dump(result.plan, result.prediction, compiled.graph, result.certificate)
+    try:
+        graph_path(path).write_text(to_json(compiled.graph), encoding="utf-8")
+        cluster_path(path).write_text(cluster_to_yaml(compiled.cluster), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlanFileError(str(path), f"cannot be written ({error.strerror})", "give -o a path that is writable") from error
+    return text
+
+
+def read(path: Path) -> Bundle:
+    """Load, verify the fingerprints and re-cost. Raises PlanFileError or ProfileError."""
+    text = _read_text(path, "make one with `shardwright plan`")
+    graph_file, cluster_file = graph_path(path), cluster_path(path)
+    try:
+        graph = from_json(_read_text(graph_file, _BESIDE))
+    except PlanFileError as error:
+        where = error.where if error.where == str(graph_file) else f"{graph_file}: {error.where}"
+        raise PlanFileError(where, error.wrong, error.right) from error
+    try:
+        cluster = cluster_from_yaml(_read_text(cluster_file, _BESIDE), str(cluster_file))
+    except ProfileFormatError as error:
+        raise ProfileError(error.where, error.wrong, error.right) from error
+    plan, certificate = load(text, str(path), graph, cluster)
+    prediction = evaluate_plan(plan, graph, cluster)
+    return Bundle(path, text, plan, graph, cluster, prediction, _covering(certificate, prediction))
+
+
+def _covering(certificate: Certificate, prediction: Prediction) -> Certificate:
+    """The proof, or none where an edit has left the space that was searched: such a plan can beat the bound."""
+    if prediction.step_s < certificate.lower_bound_s * (1 - 1e-6):
+        return replace(certificate, lower_bound_s=0.0)
+    return certificate
+
+
+def _read_text(path: Path, right: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanFileError(str(path), "is not text", right) from error
+    except OSError as error:
+        raise PlanFileError(str(path), f"cannot be read ({error.strerror})", right) from error

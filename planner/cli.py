@@ -1,0 +1,212 @@
+"""The command line: `shardwright`, the same as `python -m planner`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.ir.errors import InternalError, JobError, ShardwrightError
+from planner.ir.plan import Prediction
+
+if TYPE_CHECKING:
+    from planner.bundle import Bundle
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Plan, inspect and emit parallel training programs for PyTorch.",
+)
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="A plan.yaml that `shardwright plan` wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
+@dataclass
+class _Session:
+    """What holds for every command. ``debug``: let errors come out as Python's tracebacks."""
+
+    debug: bool = False
+
+
+def _progress(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    context.obj.debug = debug
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL|JOB.yaml", help="path/file.py:callable, hf:PATH, or a JOB.yaml.")],
+    cluster: Annotated[str | None, typer.Option(help="PROFILE:NODES[xDEVICES] or a cluster's YAML.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Global batch in samples (default: 8 a device).")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or fp64 (default: the chip's own).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="K=V: a keyword argument of the callable.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="K=V: fix a decision (tensor=8, recompute=full, ...).")] = None,
+    gap: Annotated[float, typer.Option(help="Stop within this part of the optimum.")] = 0.001,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of solving; the honest gap is reported.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")] = Path("plan.yaml"),
+    json_: Json = False,
+) -> None:
+    """Trace a model and find its best plan on a cluster."""
+    start = time.perf_counter()
+    from planner.bundle import Bundle, check_output, save
+    from planner.compile import compile_job
+    from planner.job import make_job
+
+    job = make_job(
+        model, cluster=cluster, batch=batch, sequence=seq, precision=precision, settings=set_ or [], pins=pin or [],
+        gap=gap, time_limit_s=time_limit,
+    )
+    check_output(output)
+    compiled = compile_job(job, _progress)
+    text, result = save(compiled, output), compiled.result
+    seconds = {"trace": compiled.trace_s, **result.seconds, "total": time.perf_counter() - start}
+    bundle = Bundle(
+        output, text, result.plan, compiled.graph, compiled.cluster, result.prediction, result.certificate
+    )
+    _print(bundle, seconds, json_)
+    _progress(f"wrote {output}")
+
+
+@app.command()
+def show(path: PlanPath, json_: Json = False) -> None:
+    """Inspect a plan: what it decides, where the time and the memory go."""
+    _inspect(path, json_)
+
+
+@app.command()
+def check(path: PlanPath, json_: Json = False) -> None:
+    """Re-cost a plan, edited by hand or not, and say whether it fits (exit 1 where it does not)."""
+    prediction = _inspect(path, json_)
+    if not prediction.fits:
+        _progress(f"{path}: {_excess(prediction)}; recompute more, raise zero or lower the micro-batch")
+        raise typer.Exit(1)
+
+
+@app.command()
+def emit(
+    path: PlanPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The program's directory.")] = Path("program"),
+) -> None:
+    """Turn a plan into a readable program that torchrun runs with torch alone."""
+    from codegen import emit as emit_program
+    from planner.bundle import read
+
+    bundle = read(path)
+    if not bundle.prediction.fits:
+        _progress(f"warning: {path}: {_excess(bundle.prediction)}")
+    cluster = bundle.cluster
+    try:
+        emit_program(
+            bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,
+            per_node=cluster.devices_per_node,
+        )
+    except OSError as error:
+        raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
+    start = f"torchrun --nproc-per-node {cluster.devices} {output / 'train.py'}"
+    _progress(f"wrote {output}; run: {start if cluster.nodes == 1 else f'{output}/launch.sh on each of {cluster.nodes} nodes'}")
+
+
+@app.command()
+def hardware(
+    name: Annotated[str | None, typer.Argument(metavar="[PROFILE]", help="A profile; none: list them.")] = None,
+    json_: Json = False,
+) -> None:
+    """List the hardware profiles, or one profile's numbers with their sources."""
+    from hardware_profiles import ProfileFormatError, describe, profile_names
+    from planner.ir.errors import ProfileError
+    from planner.show import console, profile_table
+
+    if name is None:
+        names = profile_names()
+        print(json.dumps({"profiles": names}) if json_ else "\n".join(names))
+        return
+    try:
+        rows = describe(name)
+    except ProfileFormatError as error:
+        raise ProfileError(error.where, error.wrong, error.right) from error
+    if json_:
+        fields = [{"field": r.field, "value": r.value, "unit": r.unit, "kind": r.kind, "source": r.source} for r in rows]
+        print(json.dumps({"profile": name, "fields": fields}))
+        return
+    console().print(profile_table(rows))
+
+
+def _excess(prediction: Prediction) -> str:
+    excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
+    return (
+        f"does not fit: {prediction.peak_memory_bytes / 2**30:.2f} GiB at the peak, {excess / 2**30:.2f} GiB"
+        f" above the limit of {prediction.memory_limit_bytes / 2**30:.2f} GiB"
+    )
+
+
+def _inspect(path: Path, json_: bool) -> Prediction:
+    start = time.perf_counter()
+    from planner.bundle import read
+
+    bundle = read(path)
+    seconds = {"trace": 0.0, "cost": 0.0, "solve": 0.0, "total": time.perf_counter() - start}
+    _print(bundle, seconds, json_)
+    return bundle.prediction
+
+
+def _print(bundle: Bundle, seconds: dict[str, float], json_: bool) -> None:
+    if json_:
+        from planner.report import report
+
+        print(json.dumps(report(bundle, seconds), allow_nan=False))
+        return
+    from planner.show import console, render
+
+    console().print(render(bundle))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Every error is one line on standard error and an exit code; a traceback only with ``--debug``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # A terminal without some character shows a question mark.
+    session = _Session()
+    try:
+        code = app(args=arguments, prog_name="shardwright", standalone_mode=False, obj=session)
+    except Exception as error:  # whatever it is, a user sees one line
+        if session.debug:
+            raise
+        code = _report(error)
+    if code:
+        sys.exit(code)
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong in one line; returns the exit code."""
+    if isinstance(error, ShardwrightError) and not isinstance(error, InternalError):
+        line, code = f"error: {error}", error.exit_code
+    elif callable(describe := getattr(error, "format_message", None)):  # what typer says of a wrong command line
+        context = getattr(error, "ctx", None)
+        command = "shardwright" if context is None else context.command_path
+        line, code = f"error: {command}: {describe()} See `{command} --help`.", 2
+    else:
+        kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
+        wrong = "; please report it, with what `shardwright --debug ...` prints"
+        line, code = f"internal error: {kind}{error}{wrong}", InternalError.exit_code
+    _progress(" ".join(line.split()))
+    return code
+
+
+if __name__ == "__main__":
+    main()

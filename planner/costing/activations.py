@@ -1,0 +1,81 @@
+"""What a block keeps from forward to backward for one micro-batch, by storage.
+
+Convention: a block counts every storage that its own operations keep, block inputs that carry a gradient included (a
+residual stream is kept by the block that normalises it, not by the one that produced it). Parameters and
+buffers are state. Inputs without gradient (rotary tables, masks, token ids) are shared by all blocks of a stage: they
+are left out here and listed by :func:`shared_bytes`.
+"""
+
+from __future__ import annotations
+
+from planner.costing.local import LocalBody, Step
+from planner.ir.costed import Recompute
+from planner.ir.regions import recompute_region
+
+
+def saved_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
+    """Bytes kept under a recomputation level. ``full`` keeps the inputs alone; ``selective`` drops what only the region
+    keeps, and keeps what the region reads."""
+    kept, extra = _kept(local, recompute)
+    excluded = _state(local) | _shared(local)
+    return extra + sum(local.storage_bytes(root) for root in kept - excluded)
+
+
+def shared_bytes(local: LocalBody) -> dict[str, int]:
+    """Inputs without gradient that the block keeps: name -> bytes."""
+    kept, _ = _kept(local, "none")
+    return {root: local.storage_bytes(root) for root in sorted(kept & _shared(local))}
+
+
+def kept_roots(local: LocalBody, recompute: Recompute = "none") -> frozenset[str]:
+    """Storages that are kept, state left out."""
+    return frozenset(_kept(local, recompute)[0] - _state(local))
+
+
+def repeated_steps(local: LocalBody, recompute: Recompute) -> tuple[Step, ...]:
+    """The steps that the backward pass runs again."""
+    if recompute == "none":
+        return ()
+    if recompute == "full":
+        return local.steps
+    region = set(recompute_region(local.body))
+    return tuple(
+        step for step in local.steps
+        if (step.node is not None and step.node.name in region)
+        or (step.node is None and step.operands[0] in region and step.outputs[0] in _region_reads(local, region))
+    )
+
+
+def _region_reads(local: LocalBody, region: set[str]) -> set[str]:
+    return {
+        operand for step in local.steps if step.node is not None and step.node.name in region for operand in
+        step.operands
+    }
+
+
+def _kept(local: LocalBody, recompute: Recompute) -> tuple[set[str], int]:
+    if recompute == "full":
+        return {value.name for value in local.body.inputs}, 0
+    region = set(recompute_region(local.body)) if recompute == "selective" else set()
+    kept: set[str] = set()
+    extra = 0
+    inside = {
+        output for step in local.steps
+        if step.node is not None and step.node.name in region for output in step.outputs
+    }
+    for step in local.steps:
+        if step.node is not None and step.node.name in region:
+            kept |= {local.root[operand] for operand in step.operands if operand not in inside}
+            continue
+        kept |= set(step.kept)
+        extra += step.extra_bytes
+    return kept, extra
+
+
+def _state(local: LocalBody) -> set[str]:
+    values = {value.name for value in (*local.body.parameters, *local.body.buffers)}
+    return values | {key for key in local.types if " -> " in key and key.split(" -> ")[0] in values}
+
+
+def _shared(local: LocalBody) -> set[str]:
+    return {value.name for value in local.body.inputs if not value.differentiable}

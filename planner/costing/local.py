@@ -1,0 +1,155 @@
+"""One rank's view of a placed body: conversions made explicit, every value with its layout and the storage it lives in.
+
+A value read in a placement other than the one it was produced in is a second value, ``name -> placement``, made once
+before its first reader. Conversions that move nothing (``identity``, a slice that needs no gathered gradient) are
+views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.ir.graph import Body, Node
+from planner.ir.placement import (
+    REPLICATE,
+    BodyPlacement,
+    Conversion,
+    OpStrategy,
+    Placement,
+    conversion,
+    local_type,
+)
+from planner.ir.types import TensorType
+from planner.ops.layout import Layout, fresh, result_layouts
+from planner.ops.saved import saved
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node's call, or a conversion (``node`` None). ``kept``: storages that autograd keeps of it; ``extra_bytes``:
+    what it keeps that is neither operand nor output. Values are keys of :class:`LocalBody`."""
+
+    node: Node | None
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    strategy: OpStrategy | None = None
+    conversion: Conversion | None = None
+    whole: TensorType | None = None
+    differentiable: bool = False
+    kept: tuple[str, ...] = ()
+    extra_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LocalBody:
+    """Steps in execution order. ``types`` and ``layouts`` by value; ``root``: the value whose storage a value lives
+    in."""
+
+    body: Body
+    batch: int
+    steps: tuple[Step, ...]
+    types: Mapping[str, TensorType]
+    layouts: Mapping[str, Layout]
+    root: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+    def storage_bytes(self, root: str) -> int:
+        return self.layouts[root].size_bytes
+
+
+@dataclass
+class _Builder:
+    body: Body
+    degree: int
+    batch: int
+    steps: list[Step] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    root: dict[str, str] = field(default_factory=dict)
+    placed: dict[str, Placement] = field(default_factory=dict)
+    parts: dict[str, tuple[tuple[str, Placement], ...]] = field(default_factory=dict)
+
+    def declare(self, name: str, whole: TensorType, placement: Placement) -> None:
+        type_ = local_type(whole, placement, self.degree)
+        self.types[name], self.layouts[name], self.root[name] = type_, fresh(type_, self.batch), name
+        self.placed[name] = placement
+
+    def read(self, name: str, target: Placement) -> str:
+        """The key of ``name`` in placement ``target``, converting it on first need."""
+        source = self.placed[name]
+        key = f"{name} -> {target}"
+        if source == target or self.degree == 1:
+            return name
+        if key in self.types:
+            return key
+        whole = self.body.types[name]
+        differentiable = name in self.body.differentiable
+        step = conversion(source, target, whole, self.degree, differentiable=differentiable)
+        step = step or Conversion(source, target, "identity", "identity")
+        self.declare(key, whole, target)
+        if _moves_nothing(step):
+            self.root[key] = self.root[name]
+            if step.forward == "identity":
+                self.layouts[key] = self.layouts[name]
+        self.steps.append(Step(None, (name,), (key,), None, step, whole, differentiable))
+        return key
+
+    def run(self, node: Node, strategy: OpStrategy | None) -> None:
+        if node.base == "getitem" and node.operands[0] in self.parts:
+            index = node.argument("index")
+            assert isinstance(index, int)
+            picked, placement = self.parts[node.operands[0]][index]
+            for table in (self.types, self.layouts, self.root):
+                table[node.name] = table[picked]  # type: ignore[assignment]
+            self.placed[node.name] = placement
+            self.steps.append(Step(node, (picked,), (node.name,), strategy, differentiable=node.differentiable))
+            return
+        wanted = strategy.operands if strategy else (REPLICATE,) * len(node.operands)
+        made = strategy.outputs if strategy else (REPLICATE,) * len(node.types)
+        operands = tuple(self.read(name, target) for name, target in zip(node.operands, wanted, strict=True))
+        names = (node.name,) if len(node.types) == 1 else tuple(f"{node.name}#{i}" for i in range(len(node.types)))
+        types = tuple(local_type(t, p, self.degree) for t, p in zip(node.types, made, strict=True))
+        held = tuple(self.layouts[key] for key in operands)
+        layouts, view = result_layouts(node, held, types, self.batch)
+        for name, type_, layout, placement in zip(names, types, layouts, made, strict=True):
+            self.types[name], self.layouts[name], self.placed[name] = type_, layout, placement
+            self.root[name] = self.root[operands[0]] if view else name
+        if len(names) != 1:
+            self.parts[node.name] = tuple(zip(names, made, strict=True))
+        self.steps.append(self._step(node, strategy, operands, names, held, layouts))
+
+    def _step(
+        self, node: Node, strategy: OpStrategy | None, operands: tuple[str, ...], names: tuple[str, ...],
+        held: tuple[Layout, ...], layouts: tuple[Layout, ...],
+    ) -> Step:
+        needs = tuple(node.differentiable and name in self.body.differentiable for name in node.operands)
+        kept = saved(node, held, layouts, needs, strategy if self.degree > 1 else None)
+        values = (*(operands[i] for i in kept.operands), *(names[i] for i in kept.outputs))
+        return Step(
+            node, operands, names, strategy, None, None, node.differentiable,
+            tuple(dict.fromkeys(self.root[value] for value in values)), kept.extra_bytes,
+        )
+
+
+def localise(body: Body, placement: BodyPlacement | None, batch: int) -> LocalBody:
+    """A placed body on rank 0 (which holds the most) for ``batch`` samples; ``placement`` None: one rank, all whole."""
+    build = _Builder(body, placement.degree if placement else 1, batch)
+    inputs = placement.inputs if placement else (REPLICATE,) * len(body.inputs)
+    parameters = placement.parameters if placement else (REPLICATE,) * len(body.parameters)
+    for value, placed in zip((*body.inputs, *body.parameters), (*inputs, *parameters), strict=True):
+        build.declare(value.name, value.type, placed)
+    for value in body.buffers:
+        build.declare(value.name, value.type, REPLICATE)
+    strategies = {node.node: node.strategy for node in placement.nodes} if placement else {}
+    for node in body.nodes:
+        build.run(node, strategies.get(node.name))
+    targets = placement.outputs if placement else (REPLICATE,) * len(body.outputs)
+    outputs = tuple(build.read(name, target) for name, target in zip(body.outputs, targets, strict=True))
+    return LocalBody(body, batch, tuple(build.steps), build.types, build.layouts, build.root, outputs)
+
+
+def _moves_nothing(step: Conversion) -> bool:
+    return step.forward == "identity" or (
+        step.forward == "slice" and step.backward != "all_gather" and not step.target.segments
+    )

@@ -1,0 +1,75 @@
+"""What the readers of YAML files share: strict records, numbers as YAML writes them, errors in one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+_FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+
+def _number(value: object) -> object:
+    """``6e-4`` is a number; YAML 1.1, which PyYAML reads, takes it for text."""
+    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+"""A float field of a YAML file."""
+
+
+class Record(BaseModel):
+    """A mapping of known fields; unknown ones are refused, so that a typing error cannot pass silently."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def first_problem(error: ValidationError, record: type[Record]) -> tuple[str, str, str]:
+    """The first wrong field by its dotted path, what is wrong with it, and what would be right."""
+    problem = error.errors()[0]
+    known, path = _known(record, problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return path, "is no field", f"known fields: {', '.join(known)}" if known else "remove it"
+    if problem["type"] == "missing":
+        return path, "is missing", "give it"
+    given = repr(problem["input"])
+    right = problem["msg"][:1].lower() + problem["msg"][1:]
+    return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", right
+
+
+def _known(record: type[Record], location: tuple[int | str, ...]) -> tuple[list[str], str]:
+    """The fields of the record that holds the last part of a location, and the location without the names of the
+    alternatives of a union, which pydantic puts at its end."""
+    here: object = record
+    fields, path = list(_aliases(record)), []
+    for part in location:
+        if isinstance(here, type) and issubclass(here, Record):
+            fields = list(_aliases(here))
+            here = _aliases(here).get(str(part))
+        elif not isinstance(part, int) and here is None and path:
+            break
+        else:
+            here = None
+        path.append(str(part))
+    return fields, ".".join(path)
+
+
+def _aliases(record: type[Record]) -> dict[str, object]:
+    """Field types by the name that stands in the file."""
+    return {field.alias or name: field.annotation for name, field in record.model_fields.items()}
+
+
+def parse_mapping(text: str) -> dict[object, object]:
+    """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" at line {error.problem_mark.line + 1}"
+        raise ValueError(f"is not YAML{line} ({error.problem or error.context})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict):
+        raise ValueError("holds no mapping")
+    return data

@@ -1,0 +1,85 @@
+"""CostedGraph: every choice of every distinct block, priced. Seconds, bytes and FLOPs of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.ir.graph import ModelGraph
+from planner.ir.placement import BodyPlacement
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE_LEVELS: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """One block under one placement, micro-batch and recomputation, on one rank, for one micro-batch.
+
+    ``forward_s`` and ``backward_s`` hold compute only; ``recompute_s`` is the forward repeated in the backward pass.
+    ``input_gradient_s`` + ``weight_gradient_s`` = ``backward_s`` (zero-bubble schedules part them).
+    ``forward_comm_s``/``backward_comm_s``/``recompute_comm_s``: exposed tensor-axis communication.
+    ``saved_bytes``: what autograd keeps from forward to backward for one micro-batch (parameters left out);
+    ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept.
+    ``parameter_elements``: trained elements this rank holds before ZeRO; ``buffer_bytes``: constants.
+    ``flops``: model FLOPs of forward and backward of the WHOLE block (all ranks), without recomputation.
+    """
+
+    forward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    recompute_s: float
+    forward_comm_s: float
+    backward_comm_s: float
+    recompute_comm_s: float
+    saved_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    parameter_elements: int
+    buffer_bytes: int
+    flops: float
+
+    @property
+    def backward_s(self) -> float:
+        return self.input_gradient_s + self.weight_gradient_s
+
+
+@dataclass(frozen=True, slots=True)
+class StateCost:
+    """Keeping and synchronising one block's parameters under one ZeRO stage, on one rank.
+
+    ``persistent`` bytes live all step long; ``gather_bytes`` is the transient unsharded copy of a gathered block.
+    ``once_comm_s``: per step (gradient reduction, the parameter gather of ZeRO-1); ``forward_comm_s``/``backward_comm_s``:
+    per micro-batch (ZeRO-2's reduce-scatter, ZeRO-3's gathers). ``optimizer_s``: the update.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    gather_bytes: int
+    once_comm_s: float
+    forward_comm_s: float
+    backward_comm_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class CostedGraph:
+    """A graph with its prices for ONE candidate (mesh degrees, micro-batch, precision).
+
+    ``placements[option][body]``: the tensor placements that were solved; an option fixes the boundary placement of the
+    chain (sequence-parallel or not) and of tied parameters, so that any two blocks of one option fit together.
+    ``blocks[option][body][recompute]``; ``states[option][body][zero]``; ``crossing_bytes[option][cut]``: bytes that one
+    micro-batch sends over the cut before block ``cut``, on one rank.
+    """
+
+    graph: ModelGraph
+    degree: int
+    microbatch: int
+    placements: tuple[Mapping[str, BodyPlacement], ...]
+    blocks: tuple[Mapping[str, Mapping[Recompute, BlockCost]], ...]
+    states: tuple[Mapping[str, Mapping[int, StateCost]], ...]
+    crossing_bytes: tuple[Mapping[int, int], ...]
+    context_s: float = 0.0
+    warnings: tuple[str, ...] = field(default=())

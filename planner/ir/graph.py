@@ -1,0 +1,255 @@
+"""ModelGraph: the traced training step, symbolic in the batch, as a chain of blocks.
+
+Value names are local to a :class:`Body`. A body's values are its inputs, parameters, buffers and nodes; all share one
+namespace. Between blocks, values have global names (``Block.reads`` / ``Block.writes``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from planner.ir.types import Argument, Ref, TensorType, references
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's code a node comes from."""
+
+    file: str
+    line: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One training-level operation.
+
+    ``op`` is torch's schema name without the ``aten::`` prefix, with the overload where it is not ``default``
+    (``linear``, ``add.Tensor``, ``mean.dim``); ``getitem`` picks one output of a node with several. ``arguments`` holds
+    every argument under its schema name, defaults included, in schema order (``getitem``: ``input``, ``index``).
+    ``types`` has one entry per output tensor. ``differentiable``: some output carries a gradient to a parameter.
+    Graphs are functional: no node changes another's value (in-place forms were rewritten by the tracer).
+    """
+
+    name: str
+    op: str
+    arguments: tuple[tuple[str, Argument], ...]
+    types: tuple[TensorType, ...]
+    module: str = ""
+    source: Source | None = None
+    differentiable: bool = False
+
+    @property
+    def base(self) -> str:
+        """The operation without its overload."""
+        return self.op.split(".")[0]
+
+    @property
+    def type(self) -> TensorType:
+        """The only output's type (of several, the first's)."""
+        return self.types[0]
+
+    def argument(self, name: str) -> Argument:
+        return dict(self.arguments)[name]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the tensor operands, once per occurrence, in argument order. Op strategies align with this tuple."""
+        return tuple(name for _, argument in self.arguments for name in references(argument))
+
+
+@dataclass(frozen=True, slots=True)
+class InitStep:
+    """One step of an initialisation: ``normal(mean, std)``, ``uniform(low, high)``, ``trunc_normal(mean, std, low, high)``,
+    ``constant(value)``, ``scale(factor)``, ``shift(amount)``, ``zero_row(index)``, ``value(key)`` (saved by value)."""
+
+    op: str
+    arguments: tuple[float | int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A trained tensor of the whole model. ``fqn`` is its state key; ``aliases`` are the other names it is tied under."""
+
+    fqn: str
+    type: TensorType
+    init: tuple[InitStep, ...]
+    aliases: tuple[str, ...] = ()
+    trainable: bool = True
+    decay: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A constant of the model. ``data`` is its little-endian bytes in base64, row-major."""
+
+    fqn: str
+    type: TensorType
+    data: str
+    persistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none).
+    ``role``: ``tokens`` (drawn from data), ``targets`` (tokens shifted by one), ``positions`` or ``other``."""
+
+    name: str
+    type: TensorType
+    role: Literal["tokens", "targets", "other"]
+    high: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BodyValue:
+    """A body's named input, parameter or buffer. ``differentiable``: a gradient flows to it."""
+
+    name: str
+    type: TensorType
+    differentiable: bool = False
+
+
+@dataclass(frozen=True)
+class Body:
+    """A distinct piece of graph, shared by all blocks that repeat it.
+
+    ``name`` is a Python class name (from the user's module class). ``inputs`` bind to ``Block.reads``, ``outputs`` (value
+    names) to ``Block.writes``. ``parameters``' and ``buffers``' names are valid dotted attribute paths relative to the
+    block, bound to FQNs by ``Block.parameters`` / ``Block.buffers``. Nodes are in execution order.
+    """
+
+    name: str
+    inputs: tuple[BodyValue, ...]
+    parameters: tuple[BodyValue, ...]
+    buffers: tuple[BodyValue, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """Type of every single-tensor value by name (a node with several outputs: its first)."""
+        table = {value.name: value.type for value in (*self.inputs, *self.parameters, *self.buffers)}
+        return table | {node.name: node.type for node in self.nodes if node.types}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """Nodes that read each value, in order, each once."""
+        table: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.operands):
+                table.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in table.items()}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Values that carry a gradient."""
+        named = {v.name for v in (*self.inputs, *self.parameters) if v.differentiable}
+        return frozenset(named | {node.name for node in self.nodes if node.differentiable})
+
+
+@dataclass(frozen=True)
+class Block:
+    """One link of the chain: a body with its bindings. ``name`` labels it (``layers.3``, ``embedding``)."""
+
+    name: str
+    body: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    parameters: tuple[tuple[str, str], ...]
+    buffers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """A model's training step.
+
+    ``context`` is the body of values that depend on no parameter (rotary tables, masks, the loss weight): its inputs
+    bind to batch inputs by name, its outputs are global value names; every stage computes what it needs of it.
+    ``blocks`` in execution order; the last writes ``loss`` (a sum over the weighted terms of one micro-batch).
+    ``weight`` is the context output (a scalar) that counts the terms' weight.
+    """
+
+    name: str
+    batch_inputs: tuple[BatchInput, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...]
+    context: Body
+    bodies: tuple[Body, ...]
+    blocks: tuple[Block, ...]
+    loss: str
+    weight: str
+    dtype: str
+    sequence: int
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def body_of(self) -> Mapping[str, Body]:
+        return {body.name: body for body in self.bodies}
+
+    @cached_property
+    def parameter_of(self) -> Mapping[str, Parameter]:
+        return {parameter.fqn: parameter for parameter in self.parameters}
+
+    @cached_property
+    def producer_of(self) -> Mapping[str, int]:
+        """Index of the block that writes each activation."""
+        return {name: index for index, block in enumerate(self.blocks) for name in block.writes}
+
+    @cached_property
+    def last_reader_of(self) -> Mapping[str, int]:
+        return {name: index for index, block in enumerate(self.blocks) for name in block.reads}
+
+    @cached_property
+    def activation_types(self) -> Mapping[str, TensorType]:
+        """Types of the values that blocks write."""
+        return {
+            name: self.body_of[block.body].types[value]
+            for block in self.blocks
+            for name, value in zip(block.writes, self.body_of[block.body].outputs, strict=True)
+        }
+
+    def crossing(self, index: int) -> tuple[str, ...]:
+        """Activations alive between block ``index - 1`` and block ``index``: what a pipeline cut there must send."""
+        return self._crossings.get(index, ())
+
+    @cached_property
+    def _crossings(self) -> Mapping[int, tuple[str, ...]]:
+        table: dict[int, list[str]] = {}
+        for name, producer in self.producer_of.items():
+            for index in range(producer + 1, self.last_reader_of.get(name, -1) + 1):
+                table.setdefault(index, []).append(name)
+        return {index: tuple(names) for index, names in table.items()}
+
+    @cached_property
+    def chain_type(self) -> TensorType | None:
+        """The type of the activation that crosses most cuts; None where nothing with a gradient crosses one."""
+        carried = {
+            name for block in self.blocks for name, value in zip(block.writes, self.body_of[block.body].outputs, strict=True)
+            if value in self.body_of[block.body].differentiable
+        }
+        crossing = Counter(
+            self.activation_types[name]
+            for index in range(1, len(self.blocks)) for name in self.crossing(index) if name in carried
+        )
+        return crossing.most_common(1)[0][0] if crossing else None
+
+    @cached_property
+    def parameter_count(self) -> int:
+        return sum(parameter.type.elements() for parameter in self.parameters)
+
+    def tied_blocks(self, fqn: str) -> tuple[int, ...]:
+        """Indices of the blocks that use a parameter (more than one: it is tied)."""
+        return tuple(i for i, block in enumerate(self.blocks) if any(fqn == bound for _, bound in block.parameters))
+
+
+__all__ = [
+    "BatchInput", "Block", "Body", "BodyValue", "Buffer", "InitStep", "ModelGraph", "Node", "Parameter", "Ref", "Source",
+]

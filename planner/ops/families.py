@@ -1,0 +1,32 @@
+"""Operations by what they do to memory. Names are torch's schema names without overloads."""
+
+from __future__ import annotations
+
+# The output always shares the first operand's storage.
+VIEWS = frozenset({
+    "alias", "chunk", "detach", "diagonal", "expand", "expand_as", "getitem", "movedim", "narrow", "permute", "select",
+    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "view_as", "mT",
+})
+# The output shares the operand's storage where strides allow it, and is a copy elsewhere.
+RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "_unsafe_view"})
+VIEW_FAMILY = VIEWS | RESHAPES
+
+# Matrix products.
+GEMMS = frozenset({
+    "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "convolution", "linear", "matmul", "mm", "mv", "dot",
+})
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
+ATTENTION = "scaled_dot_product_attention"
+
+# Element by element: the output lies in memory as the operands do.
+POINTWISE = frozenset({
+    "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max",
+    "clamp_min", "clone", "cos", "div", "dropout", "elu", "eq", "erf", "exp", "expm1", "floor", "floor_divide", "ge",
+    "gelu", "gt", "hardsigmoid", "hardswish", "hardtanh", "isnan", "le", "leaky_relu", "lerp", "log", "log1p",
+    "log_sigmoid", "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mish", "mul",
+    "native_dropout", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "rms_norm", "round", "rsqrt",
+    "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "sub", "tanh", "to", "_to_copy",
+    "type_as", "where", "zeros_like", "ones_like", "full_like", "empty_like",
+})
+# Reads nothing to speak of: constants made in place.
+CREATIONS = frozenset({"arange", "empty", "full", "ones", "scalar_tensor", "zeros", "sym_size"})

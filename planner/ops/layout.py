@@ -1,0 +1,202 @@
+"""Layout: how a local tensor lies in memory. What autograd keeps depends on it: a reshape that strides do not allow
+is a copy.
+
+Strides follow torch's own rules, for concrete extents: views move strides; pointwise operations inherit the operands'
+order of dims (``TensorIterator``: aten/src/ATen/TensorIterator.cpp, ``reorder_dimensions``); everything else is
+row-major.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.ir.graph import Node
+from planner.ir.types import DTYPE_BYTES, TensorType
+from planner.ops.families import POINTWISE, RESHAPES, VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Extents and strides in elements, of one rank's tensor."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+def row_major(sizes: Sequence[int], dtype: str) -> Layout:
+    """A contiguous tensor."""
+    return Layout(tuple(sizes), _ordered(sizes, tuple(range(len(sizes) - 1, -1, -1))), dtype)
+
+
+def fresh(type_: TensorType, batch: int) -> Layout:
+    """A contiguous tensor of a local type at a batch."""
+    return row_major(type_.sizes(batch), type_.dtype)
+
+
+def reshaped(layout: Layout, sizes: Sequence[int]) -> Layout | None:
+    """The view of a tensor with other extents, or None where only a copy will do (``computeStride`` of
+    ATen/TensorUtils)."""
+    if layout.elements == 0 or layout.elements != math.prod(sizes):
+        return None
+    strides = [0] * len(sizes)
+    target = len(sizes) - 1
+    chunk, base = 1, layout.strides[-1] if layout.strides else 1
+    for dim in range(len(layout.sizes) - 1, -1, -1):
+        chunk *= layout.sizes[dim]
+        ends = dim == 0 or (layout.sizes[dim - 1] != 1 and layout.strides[dim - 1] != chunk * base)
+        if not ends:
+            continue
+        covered = 1
+        while target >= 0 and (covered < chunk or sizes[target] == 1):
+            strides[target] = covered * base
+            covered *= sizes[target]
+            target -= 1
+        if covered != chunk:
+            return None
+        if dim > 0:
+            chunk, base = 1, layout.strides[dim - 1]
+    if target >= 0 and any(size != 1 for size in sizes[: target + 1]):
+        return None
+    return Layout(tuple(sizes), tuple(strides), layout.dtype)
+
+
+def result_layouts(
+    node: Node, operands: Sequence[Layout], outputs: Sequence[TensorType], batch: int
+) -> tuple[tuple[Layout, ...], bool]:
+    """Layouts of a node's outputs (local types ``outputs``), and whether they share the first operand's storage.
+
+    ``getitem`` expects the picked output's layout as its operand.
+    """
+    if node.base in VIEWS and operands:
+        return tuple(_view(node, operands[0], type_, batch) for type_ in outputs), True
+    if node.base in RESHAPES:
+        view = reshaped(operands[0], outputs[0].sizes(batch))
+        return ((view,), True) if view is not None else ((fresh(outputs[0], batch),), False)
+    if node.base == "contiguous" and operands[0].contiguous:
+        return (operands[0],), True
+    if node.base in POINTWISE and outputs:
+        return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
+    if node.base == "scaled_dot_product_attention" and fused_attention(node, operands):
+        return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
+    return tuple(fresh(type_, batch) for type_ in outputs), False
+
+
+def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable: bool = False) -> bool:
+    """Whether torch runs attention by its flash kernel on CPU (aten/src/ATen/native/transformers/attention.cpp and
+    sdp_utils_cpp.cpp): four dims, one head size, no dropout, no gradient to a mask."""
+    query, key, value = operands[:3]
+    arguments = dict(node.arguments)
+    dropout = arguments.get("dropout_p", 0.0)
+    same = len(query.sizes) == len(key.sizes) == 4 and query.sizes[-1] == key.sizes[-1] == value.sizes[-1]
+    return same and not dropout and not mask_differentiable
+
+
+def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> Layout:
+    """What a pointwise operation makes of its operands: dense, in their common order of dims."""
+    aligned = [_broadcast(operand, sizes) for operand in operands if operand.sizes]
+    order = list(range(len(sizes) - 1, -1, -1))
+    for start in range(1, len(order)):
+        upper = start
+        for lower in range(start - 1, -1, -1):
+            comparison = _compare(aligned, sizes, order[lower], order[upper])
+            if comparison > 0:
+                order[lower], order[upper] = order[upper], order[lower]
+                upper = lower
+            elif comparison < 0:
+                break
+    return Layout(tuple(sizes), _ordered(sizes, order), dtype)
+
+
+def _compare(operands: Sequence[tuple[int, ...]], sizes: Sequence[int], first: int, second: int) -> int:
+    """Positive where ``second`` should lie inside ``first``."""
+    for strides in operands:
+        if strides[first] == 0 or strides[second] == 0:
+            continue
+        if strides[first] != strides[second]:
+            return 1 if strides[first] > strides[second] else -1
+        if sizes[first] > sizes[second]:
+            return 1
+    return 0
+
+
+def _broadcast(operand: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
+    missing = len(sizes) - len(operand.sizes)
+    own = (
+        0 if size == 1 and sizes[missing + dim] != 1 else operand.strides[dim]
+        for dim, size in enumerate(operand.sizes)
+    )
+    return (0,) * missing + tuple(own)
+
+
+def _ordered(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Dense strides, ``order`` from the innermost dim."""
+    strides, step = [0] * len(sizes), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(sizes[dim], 1)
+    return tuple(strides)
+
+
+def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout:
+    arguments, sizes, rank = dict(node.arguments), output.sizes(batch), len(operand.sizes)
+    strides = list(operand.strides)
+    base = node.base
+    if base == "getitem" or base in ("alias", "detach", "split", "split_with_sizes", "chunk", "narrow"):
+        pass
+    elif base in ("transpose", "t", "mT"):
+        first, second = (_integer(arguments.get("dim0", -2)), _integer(arguments.get("dim1", -1)))
+        if rank > 1:
+            strides[first], strides[second] = strides[second], strides[first]
+    elif base == "permute":
+        dims = arguments["dims"]
+        assert isinstance(dims, tuple)
+        strides = [strides[_integer(dim)] for dim in dims]
+    elif base == "unsqueeze":
+        at = _integer(arguments["dim"]) % (rank + 1)
+        strides.insert(at, operand.sizes[at] * strides[at] if at < rank else 1)
+    elif base == "squeeze":
+        strides = _squeezed(operand, arguments)
+    elif base in ("select", "unbind"):
+        del strides[_integer(arguments.get("dim", 0))]
+    elif base == "slice":
+        strides[_integer(arguments.get("dim", 0))] *= _integer(arguments.get("step", 1))
+    elif base in ("expand", "expand_as"):
+        strides = list(_broadcast(operand, sizes))
+    else:
+        view = reshaped(operand, sizes)
+        return view if view is not None else row_major(sizes, output.dtype)
+    return Layout(sizes, tuple(strides), output.dtype)
+
+
+def _squeezed(operand: Layout, arguments: Mapping[str, object]) -> list[int]:
+    dims = arguments.get("dim")
+    rank = len(operand.sizes)
+    named = dims if isinstance(dims, tuple) else (dims,)
+    asked = range(rank) if dims is None else [_integer(dim) % rank for dim in named]
+    return [stride for dim, stride in enumerate(operand.strides) if not (dim in asked and operand.sizes[dim] == 1)]
+
+
+def _integer(argument: object) -> int:
+    if not isinstance(argument, int):
+        raise TypeError(f"an integer was expected in place of {argument!r}")
+    return argument

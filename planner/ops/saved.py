@@ -1,0 +1,342 @@
+"""What autograd keeps of an operation for its backward pass, by the derivative formulas of torch 2.13 on CPU.
+
+Sources: tools/autograd/derivatives.yaml for single operations, the composite kernels in aten/src/ATen/native for
+``linear`` and ``matmul`` (fold, then ``mm``), ``rms_norm`` (float32 inside for half precisions), ``cross_entropy_loss``
+(``log_softmax``, ``nll_loss``), ``dropout`` (a mask in the operand's dtype) and attention without a fused kernel. The
+tests hold every formula to ``torch.autograd.graph.saved_tensors_hooks`` on fake CPU tensors. Fused CUDA kernels keep
+less for ``rms_norm`` and dropout in attention; the rehearsal of a program runs on CPU, and so do these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.ir.graph import Node
+from planner.ir.placement import OpStrategy
+from planner.ir.types import DTYPE_BYTES
+from planner.ops.families import CONVOLUTIONS, CREATIONS, POINTWISE, VIEW_FAMILY
+from planner.ops.layout import Layout, fused_attention, reshaped
+
+HALF = frozenset({"bfloat16", "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Indices into the node's operands and outputs that autograd keeps, and the bytes of tensors that are neither."""
+
+    operands: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    extra_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node's local layouts, and which operands need a gradient."""
+
+    node: Node
+    operands: Sequence[Layout]
+    outputs: Sequence[Layout]
+    needs: Sequence[bool]
+    arguments: Mapping[str, object]
+
+    def need(self, index: int) -> bool:
+        return index < len(self.needs) and self.needs[index]
+
+
+_Rule = Callable[[_Call], Saved]
+
+_NOTHING = Saved()
+_KEEP_OUTPUT = frozenset({
+    "exp", "expm1", "log_softmax", "_log_softmax", "reciprocal", "relu", "rsqrt", "sigmoid", "softmax", "_softmax",
+    "sqrt", "tanh",
+})
+_KEEP_INPUT = frozenset({
+    "abs", "avg_pool2d", "clamp", "clamp_max", "clamp_min", "cos", "elu", "erf", "gelu", "glu", "hardsigmoid",
+    "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "mish", "relu6", "selu", "silu", "sin", "softplus",
+    "square", "std", "var",
+})
+_KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod"})
+_KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
+    "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "lerp", "mean", "neg", "pad", "repeat",
+    "repeat_interleave", "roll", "rsub", "stack", "sub", "sum", "to", "_to_copy", "tril", "triu", "type_as",
+    "adaptive_avg_pool2d", "ceil", "floor", "round", "sign", "zeros_like", "ones_like", "full_like", "empty_like",
+})
+_KEEP_INDICES = frozenset({"max", "median", "min", "sort", "topk"})
+
+
+def saved(
+    node: Node, operands: Sequence[Layout], outputs: Sequence[Layout], needs: Sequence[bool],
+    strategy: OpStrategy | None = None,
+) -> Saved:
+    """What one call of ``node`` keeps. ``operands`` aligns with ``Node.operands``, as ``needs``: whether autograd
+    computes a gradient for it; ``outputs`` with ``Node.types``. A ``strategy`` that computes over a split dim keeps
+    what the runtime's own function does. Operations without a formula are taken to keep operands and outputs.
+    """
+    if not any(needs):
+        return _NOTHING
+    call = _Call(node, operands, outputs, needs, dict(node.arguments))
+    if strategy is not None:
+        split = _over_split_dim(call, strategy)
+        if split is not None:
+            return split
+    rule = _RULES.get(node.base)
+    if rule is not None:
+        return rule(call)
+    if node.base in _KEEP_NOTHING:
+        return _NOTHING
+    floating = tuple(i for i, need in enumerate(needs) if need)
+    if node.base in _KEEP_OUTPUT:
+        return Saved((), (0,))
+    if node.base in _KEEP_INPUT:
+        return Saved((0,))
+    if node.base in _KEEP_BOTH:
+        return Saved((0,), (0,))
+    if node.base in _KEEP_INDICES:
+        return Saved((), (1,)) if len(outputs) > 1 else Saved((0,), (0,))
+    if node.base in POINTWISE:
+        return Saved(floating)
+    return Saved(tuple(range(len(operands))), tuple(range(len(outputs))))
+
+
+def _over_split_dim(call: _Call, strategy: OpStrategy) -> Saved | None:
+    """The runtime's vocabulary-parallel functions (None: the strategy runs the plain operation).
+
+    Cross-entropy keeps the logits; per row the normaliser (float32 for half precisions), the index, and two masks.
+    Embedding keeps the local ids and a mask. Softmax keeps its result.
+    """
+    base = call.node.base
+    if base == "cross_entropy_loss" and strategy.forward:
+        logits = call.operands[0]
+        rows = logits.elements // logits.sizes[1 if len(logits.sizes) > 1 else 0]
+        return Saved((0,), (), rows * (DTYPE_BYTES[_accumulate(logits.dtype)] + 8 + 1 + 1))
+    if base == "embedding" and strategy.outputs[0].state == "partial":
+        ids = call.operands[call.node.operands.index(str(call.arguments["indices"]).removeprefix("%"))]
+        return Saved((), (), ids.elements * (8 + 1))
+    return None
+
+
+def _accumulate(dtype: str) -> str:
+    return "float32" if dtype in HALF else dtype
+
+
+def _product(call: _Call) -> Saved:
+    """mul: each operand is kept for the other's gradient."""
+    if len(call.operands) < 2:
+        return _NOTHING
+    return Saved(tuple(i for i in (0, 1) if call.need(1 - i)))
+
+
+def _quotient(call: _Call) -> Saved:
+    if len(call.operands) < 2:
+        return _NOTHING
+    return Saved((0, 1)) if call.need(1) else Saved((1,))
+
+
+def _power(call: _Call) -> Saved:
+    if len(call.operands) > 1:
+        return Saved((0, 1), (0,)) if call.need(1) else Saved((0, 1))
+    if "self" in call.arguments and not isinstance(call.arguments["self"], (int, float)):
+        return Saved((0,)) if call.arguments.get("exponent") != 0 else _NOTHING
+    return Saved((0,), (0,))
+
+
+def _extremum(call: _Call) -> Saved:
+    return Saved((0, 1))
+
+
+def _condition(call: _Call) -> Saved:
+    return Saved((0,))
+
+
+def _mask_fill(call: _Call) -> Saved:
+    return Saved((1,))
+
+
+def _layer_norm(call: _Call) -> Saved:
+    """The input, and mean and reciprocal deviation of each row in the dtype of the input."""
+    normalized = call.arguments["normalized_shape"]
+    width = len(normalized) if isinstance(normalized, tuple) else 1
+    rows = math.prod(call.operands[0].sizes[: len(call.operands[0].sizes) - width])
+    copy = 0 if call.operands[0].contiguous else call.operands[0].size_bytes
+    statistics = 2 * rows * DTYPE_BYTES[call.operands[0].dtype]
+    return Saved(() if copy else (0, *range(1, len(call.operands))), (), statistics + copy)
+
+
+def _rms_norm(call: _Call) -> Saved:
+    """Composite: [cast to float32], the reciprocal root of each row, the normalised values for the weight's
+    gradient."""
+    operand = call.operands[0]
+    normalized = call.arguments["normalized_shape"]
+    width = len(normalized) if isinstance(normalized, tuple) else 1
+    rows = math.prod(operand.sizes[: len(operand.sizes) - width])
+    item = DTYPE_BYTES[_accumulate(operand.dtype)]
+    cast = operand.dtype in HALF
+    extra, kept = 0, []
+    if call.need(0):
+        extra += rows * item + (operand.elements * item if cast else 0)
+        kept = [] if cast else [0]
+    if len(call.operands) > 1:
+        extra += operand.elements * item if call.need(1) else 0
+        kept += [1] if call.need(0) else []
+    return Saved(tuple(kept), (), extra)
+
+
+def _group_norm(call: _Call) -> Saved:
+    """The operands, and mean and reciprocal deviation: of each sample and group, or (batch_norm) of each channel."""
+    operand = call.operands[0]
+    groups = call.arguments.get("num_groups")
+    statistics = 2 * (operand.sizes[0] * groups if isinstance(groups, int) else operand.sizes[1])
+    return Saved(tuple(range(len(call.operands))), (), statistics * DTYPE_BYTES[operand.dtype])
+
+
+def _linear(call: _Call) -> Saved:
+    """The input for the weight's gradient (folded to two dims: a copy where strides forbid), the weight for the
+    input's."""
+    kept, extra = [], 0
+    if call.need(1):
+        folded = reshaped(call.operands[0], (-1 if not call.operands[0].elements else
+                                             call.operands[0].elements // call.operands[0].sizes[-1],
+                                             call.operands[0].sizes[-1]))
+        if folded is None:
+            extra = call.operands[0].size_bytes
+        else:
+            kept.append(0)
+    if call.need(0):
+        kept.append(1)
+    return Saved(tuple(kept), (), extra)
+
+
+def _matmul(call: _Call) -> Saved:
+    """Both factors, each folded to what ``mm`` or ``bmm`` takes: a copy where strides forbid a view, or where
+    broadcast."""
+    first, second = call.operands[:2]
+    if len(first.sizes) >= 3 and len(second.sizes) <= 2:
+        return _linear(call)
+    kept, extra = [], 0
+    lead = _broadcast_sizes(first.sizes[:-2], second.sizes[:-2])
+    for index, factor in ((0, first), (1, second)):
+        if not call.need(1 - index):
+            continue
+        expanded = _expanded(factor, lead)
+        folded = reshaped(expanded, (math.prod(lead), *factor.sizes[-2:])) if len(lead) > 1 else expanded
+        if folded is None:
+            extra += expanded.size_bytes
+        else:
+            kept.append(index)
+    return Saved(tuple(kept), (), extra)
+
+
+def _batched(call: _Call) -> Saved:
+    """mm, bmm: the plain factors."""
+    return Saved(tuple(i for i in (0, 1) if call.need(1 - i)))
+
+
+def _added_product(call: _Call) -> Saved:
+    """addmm, baddbmm: factors are operands 1 and 2."""
+    return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
+
+
+def _broadcast_sizes(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    rank = max(len(first), len(second))
+    left, right = (1,) * (rank - len(first)) + tuple(first), (1,) * (rank - len(second)) + tuple(second)
+    return tuple(max(a, b) for a, b in zip(left, right, strict=True))
+
+
+def _expanded(factor: Layout, lead: Sequence[int]) -> Layout:
+    missing = len(lead) - (len(factor.sizes) - 2)
+    sizes = (1,) * missing + factor.sizes
+    strides = (0,) * missing + factor.strides
+    strides = tuple(
+        0 if dim < len(lead) and size != lead[dim] else stride
+        for dim, (size, stride) in enumerate(zip(sizes, strides, strict=True))
+    )
+    return Layout((*lead, *factor.sizes[-2:]), strides, factor.dtype)
+
+
+def _attention(call: _Call) -> Saved:
+    """Flash keeps query, key, value, result and the logarithm of the sums (float32 or wider) of each row; a boolean
+    mask is cast. Without it: scaled query and key, value, softmax, and under dropout the mask and what it leaves."""
+    query, key, value = call.operands[:3]
+    masked = len(call.operands) > 3
+    if fused_attention(call.node, call.operands, masked and call.need(3)):
+        rows = math.prod(query.sizes[:-1]) * DTYPE_BYTES[_accumulate(query.dtype)]
+        if masked and call.operands[3].dtype == "bool":
+            return Saved((0, 1, 2), (0,), rows + call.operands[3].elements * DTYPE_BYTES[query.dtype])
+        return Saved(tuple(range(len(call.operands))), (0,), rows)
+    item = DTYPE_BYTES[_accumulate(query.dtype)]
+    heads = math.prod(query.sizes[:-2])
+    scores = heads * query.sizes[-2] * key.sizes[-2] * item
+    dropout = bool(call.arguments.get("dropout_p", 0.0))
+    extra = (query.elements + heads * math.prod(key.sizes[-2:])) * item + scores * (3 if dropout else 1)
+    expanded = heads != math.prod(value.sizes[:-2])
+    kept = query.dtype not in HALF and not expanded and (
+        reshaped(value, (heads, *value.sizes[-2:])) is not None
+    )
+    return Saved((2,) if kept else (), (), extra + (0 if kept else heads * math.prod(value.sizes[-2:]) * item))
+
+
+def _dropout(call: _Call) -> Saved:
+    """A mask of the operand's extents and dtype (aten/src/ATen/native/Dropout.cpp)."""
+    return Saved((), (), call.operands[0].size_bytes)
+
+
+def _embedding(call: _Call) -> Saved:
+    return Saved((1,))
+
+
+def _cross_entropy(call: _Call) -> Saved:
+    """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows."""
+    logits, target = call.operands[:2]
+    if target.dtype not in ("int64", "int32", "uint8"):
+        return Saved((1,), (), logits.size_bytes)
+    weights = tuple(range(2, len(call.operands)))
+    smoothing = target.elements if call.arguments.get("label_smoothing") else 0
+    return Saved((1, *weights), (), logits.size_bytes + DTYPE_BYTES[logits.dtype] + smoothing)
+
+
+def _negative_likelihood(call: _Call) -> Saved:
+    return Saved(tuple(range(len(call.operands))), (), DTYPE_BYTES[call.operands[0].dtype])
+
+
+def _log_sigmoid(call: _Call) -> Saved:
+    return Saved((0,), (), call.operands[0].size_bytes)
+
+
+def _index(call: _Call) -> Saved:
+    return Saved(tuple(range(1, len(call.operands))))
+
+
+def _gather(call: _Call) -> Saved:
+    return Saved((0, 1))
+
+
+def _max_pool(call: _Call) -> Saved:
+    """The input and the position of each maximum."""
+    return Saved((0,), (), call.outputs[0].elements * 8)
+
+
+def _convolution(call: _Call) -> Saved:
+    return Saved((0, 1))
+
+
+def _pair(call: _Call) -> Saved:
+    return Saved((0, 1))
+
+
+def _scaled_sum(call: _Call) -> Saved:
+    """addcmul: the factors."""
+    return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
+
+
+_RULES: dict[str, _Rule] = {
+    "addcmul": _scaled_sum, "addmm": _added_product, "baddbmm": _added_product, "batch_norm": _group_norm,
+    "binary_cross_entropy_with_logits": _pair, "bmm": _batched, "cross_entropy_loss": _cross_entropy, "div": _quotient,
+    "dropout": _dropout, "embedding": _embedding, "gather": _gather, "group_norm": _group_norm, "index": _index,
+    "index_select": _index, "layer_norm": _layer_norm, "linear": _linear, "log_sigmoid": _log_sigmoid,
+    "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum, "minimum": _extremum,
+    "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout, "nll_loss": _negative_likelihood,
+    "pow": _power, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention, "where": _condition,
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+}

@@ -1,0 +1,157 @@
+"""What one operation costs: FLOPs, bytes moved and the shape of its matrix product, of one rank's local tensors.
+
+``flops`` counts a multiply and an add each: 2mnk for a product, the whole of [queries, keys] for attention, causal or
+not: the model FLOPs convention (Chowdhery et al. 2022, PaLM, appendix B: 12 L H Q T a token). What a causal kernel
+skips shows in its time, where :class:`AttentionShape` says that it is causal. Everything that is neither is
+memory-bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.ir.graph import Node
+from planner.ir.types import TensorType
+from planner.ops.families import ATTENTION, CONVOLUTIONS, CREATIONS, GEMMS, VIEW_FAMILY
+
+WorkKind = Literal["gemm", "attention", "memory", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """[batch, heads, queries, head_dim] against [batch, heads, keys, head_dim]."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call. ``gemm``: (m, n, k, batch) of [m, k] x [k, n]; ``launches``: kernels that memory-bound work takes."""
+
+    flops: float
+    bytes_moved: int
+    kind: WorkKind
+    gemm: tuple[int, int, int, int] | None = None
+    attention: AttentionShape | None = None
+    launches: int = 1
+
+
+FREE = Work(0.0, 0, "free", launches=0)
+# Kernels of operations that eager torch runs as several: a cast, a square, a mean, a root, two products, a cast.
+_LAUNCHES = {"rms_norm": 7, "cross_entropy_loss": 2}
+_PASSES = {"rms_norm": 4}
+
+
+def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorType], batch: int) -> Work:
+    """Forward of ``node`` on local types (aligned with ``Node.operands`` and ``Node.types``) for ``batch`` samples."""
+    if node.base in VIEW_FAMILY or node.base in CREATIONS or not outputs:
+        return FREE
+    sizes = [operand.sizes(batch) for operand in operands]
+    moved = sum(t.size_bytes(batch) for t in operands) + sum(t.size_bytes(batch) for t in outputs)
+    if node.base == ATTENTION:
+        shape = _attention_shape(node, sizes)
+        return Work(
+            4.0 * shape.batch * shape.heads * shape.queries * shape.keys * shape.head_dim, moved, "attention", None,
+            shape
+        )
+    if node.base in GEMMS:
+        product = _product(node.base, sizes, outputs[0].sizes(batch))
+        return Work(2.0 * math.prod(product), moved, "gemm", product)
+    if node.base == "embedding":
+        moved = 2 * outputs[0].size_bytes(batch)
+    return Work(0.0, moved * _PASSES.get(node.base, 1), "memory", launches=_LAUNCHES.get(node.base, 1))
+
+
+def backward_work(
+    node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorType], batch: int, needs: Sequence[bool],
+    parameters: Sequence[bool],
+) -> tuple[Work, Work]:
+    """(input gradient, weight gradient) of one call. ``needs``: operands that a gradient flows to; ``parameters``:
+    which of them are parameters. A product's gradient for one factor is one product with the same m, n and k
+    permuted; attention is 2.5 forwards (the scores are made again: Dao 2023, section 3.1), counted as 2 in model
+    FLOPs; a memory-bound operation reads the output's gradient and what forward read, and writes the operand's
+    gradient."""
+    forward = work(node, operands, outputs, batch)
+    to_input = any(need and not own for need, own in zip(needs, parameters, strict=True))
+    to_weight = any(need and own for need, own in zip(needs, parameters, strict=True))
+    if forward.kind == "free" or not (to_input or to_weight):
+        return FREE, FREE
+    if forward.kind == "attention":
+        return Work(2.0 * forward.flops, 2 * forward.bytes_moved, "attention", None, forward.attention), FREE
+    if forward.kind == "gemm":
+        return _product_backward(node, forward, needs, parameters)
+    moved = _gradient_bytes(node, operands, outputs, batch, needs, parameters)
+    if node.base == "embedding":
+        weight = sum(t.size_bytes(batch) for t, own in zip(operands, parameters, strict=True) if own)
+        return FREE, Work(0.0, 2 * outputs[0].size_bytes(batch) + weight, "memory", launches=2)
+    launches = forward.launches if node.base in _LAUNCHES else 1
+    moved *= _PASSES.get(node.base, 1)
+    own_input = Work(0.0, moved, "memory", launches=launches) if to_input and moved else FREE
+    own_weight = Work(0.0, outputs[0].size_bytes(batch), "memory") if to_weight else FREE
+    return own_input, own_weight
+
+
+def _product_backward(
+    node: Node, forward: Work, needs: Sequence[bool], parameters: Sequence[bool]
+) -> tuple[Work, Work]:
+    assert forward.gemm is not None
+    m, n, k, count = forward.gemm
+    first, second = (1, 2) if node.base in ("addmm", "baddbmm") else (0, 1)
+    totals = {False: FREE, True: FREE}
+    for index, shape in ((first, (m, k, n, count)), (second, (k, n, m, count))):
+        if index < len(needs) and needs[index]:
+            own = parameters[index]
+            before = totals[own]
+            # Two gradients of the same kind (of two activations) are two calls: doubling the batch prices them alike.
+            shape = shape if before.gemm is None else (*before.gemm[:3], 2 * count)
+            totals[own] = Work(before.flops + forward.flops, before.bytes_moved + forward.bytes_moved, "gemm", shape)
+    return totals[False], totals[True]
+
+
+def _gradient_bytes(
+    node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorType], batch: int, needs: Sequence[bool],
+    parameters: Sequence[bool],
+) -> int:
+    written = sum(
+        t.size_bytes(batch) for t, need, own in zip(operands, needs, parameters, strict=True) if need and not own
+    )
+    read = sum(t.size_bytes(batch) for t in outputs)
+    if node.base in ("add", "sub", "rsub"):
+        # The gradient passes through; only a broadcast operand's is summed.
+        largest = max(t.elements(batch) for t in outputs)
+        return sum(
+            read + t.size_bytes(batch) for t, need, own in zip(operands, needs, parameters, strict=True)
+            if need and not own and t.elements(batch) < largest
+        )
+    return written + read + sum(t.size_bytes(batch) for t in operands)
+
+
+def _attention_shape(node: Node, sizes: Sequence[tuple[int, ...]]) -> AttentionShape:
+    query, key = sizes[0], sizes[1]
+    causal = bool(dict(node.arguments).get("is_causal", False))
+    heads = query[-3] if len(query) > 2 else 1
+    return AttentionShape(math.prod(query[:-3]), heads, query[-2], key[-2], query[-1], causal)
+
+
+def _product(base: str, sizes: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """(m, n, k, batch) of a product, rows folded where the second factor has no batch of its own."""
+    if base in CONVOLUTIONS:
+        weight = sizes[1]
+        return math.prod(output) // max(weight[0], 1), weight[0], math.prod(weight[1:]), 1
+    first, second = (sizes[1], sizes[2]) if base in ("addmm", "baddbmm") else (sizes[0], sizes[1])
+    depth = first[-1]
+    if base == "linear":
+        return math.prod(first[:-1]), second[0], depth, 1
+    columns = second[-1] if len(second) > 1 else 1
+    if len(second) <= 2:
+        return math.prod(first[:-1]), columns, depth, 1
+    rows = first[-2] if len(first) > 1 else 1
+    return rows, columns, depth, math.prod(output) // max(rows * columns, 1)

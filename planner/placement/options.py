@@ -1,0 +1,255 @@
+"""Placing a whole graph: one option for each way the activations can lie between blocks.
+
+Blocks of one option fit together, because all of them find and leave the chain's activation in the same placement and
+hold tied parameters alike. Given those, the bodies are independent, and each distinct one is solved once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.ir.graph import Body, ModelGraph
+from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, local_type, shard
+from planner.placement.place import PlacedBody, place_body, solve_space
+from planner.placement.pricing import Pricing
+from planner.placement.reduce import contract, prune
+from planner.placement.space import (
+    DIVIDED_STATE,
+    UNITS,
+    Activations,
+    Space,
+    StrategyTable,
+    asked_placements,
+    build_space,
+    output_vertex,
+    splittable,
+)
+from planner.placement.table import Rules, strategy_table
+
+WORTH = 1.05
+"""A slower option has to hold fewer parameters by this factor to be worth keeping."""
+
+Slot = tuple[str, str]
+"""A parameter of a body: the body's name and the parameter's name in it."""
+
+Owned = Mapping[tuple[str, int], int]
+"""Tensors of the model by the body and the position of the parameter that they are bound to."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A placement of every body. ``seconds``: forward and backward of one micro-batch over the whole chain, on ranks
+    that hold all of it. ``boundary`` is how the chain's activation lies between blocks; ``state_elements`` what one
+    tensor rank (that with most) holds of the model's parameters."""
+
+    boundary: Placement
+    placements: Mapping[str, BodyPlacement]
+    seconds: float
+    state_elements: int
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the activation is split between blocks."""
+        return self.boundary.state == "shard"
+
+
+def place_graph(
+    graph: ModelGraph, degree: int, pricing: Pricing, *, rules: Rules = strategy_table
+) -> tuple[Option, ...]:
+    """The options that no other beats in seconds, parameters held and activations kept between blocks, fastest first.
+
+    Every boundary is solved for time alone and with divided parameters. Activations are compared by whether the
+    boundary is whole or split (a split one keeps a ``degree``-th of the bytes). Inside the blocks activations stay as the
+    boundary has them, so that an option is classic tensor parallelism or sequence parallelism throughout. Empty where
+    the degree fits no placement at all.
+    """
+    if degree == 1:
+        placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
+        whole = {name: p for name, p in placed.items() if p is not None}
+        return (_option(graph, REPLICATE, whole, owned_parameters(graph)),)
+    options = [
+        option
+        for solver in (_Solver(graph, degree, pricing, rules, price) for price in (DIVIDED_STATE, 0.0))
+        for boundary in boundary_candidates(graph, degree)
+        if (option := _best_option(solver, boundary)) is not None
+    ]
+    return _undominated(options)
+
+
+def _undominated(options: list[Option]) -> tuple[Option, ...]:
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda option: (option.seconds, option.state_elements)):
+        if not any(
+            other.sequence_parallel == option.sequence_parallel
+            and other.state_elements <= WORTH * option.state_elements
+            for other in kept
+        ):
+            kept.append(option)
+    return tuple(kept)
+
+
+def boundary_candidates(graph: ModelGraph, degree: int) -> tuple[Placement, ...]:
+    """Whole, and split on the sequence: the dims as long as it, but for the last (features); where there is none, any dim
+    but the batch's that divides evenly."""
+    type_ = graph.chain_type
+    if type_ is None:
+        return (REPLICATE,)
+    even_dims = [dim for dim in range(type_.rank) if splittable(type_, shard(dim), degree)]
+    sequence = [dim for dim in even_dims if type_.shape[dim] == graph.sequence and dim < type_.rank - 1]
+    return (REPLICATE, *(shard(dim) for dim in sequence or even_dims))
+
+
+def body_boundary(graph: ModelGraph, body: Body, boundary: Placement) -> Mapping[str, Placement]:
+    """The placements of a body's inputs and outputs under a boundary of the chain: values of the chain's type that
+    carry a gradient follow it, everything else is whole."""
+    type_ = graph.chain_type
+    return {
+        name: boundary if body.types[name] == type_ and name in body.differentiable else REPLICATE
+        for name in (*(value.name for value in body.inputs), *body.outputs)
+    }
+
+
+def tied_slots(graph: ModelGraph) -> tuple[frozenset[Slot], ...]:
+    """Groups of body parameters that must lie alike, because some tensor of the model is bound to several of them."""
+    bound: dict[str, set[Slot]] = {}
+    for block in graph.blocks:
+        for name, fqn in block.parameters:
+            bound.setdefault(fqn, set()).add((block.body, name))
+    groups: list[set[Slot]] = []
+    for slots in bound.values():
+        touching = [group for group in groups if group & slots]
+        groups = [group for group in groups if not group & slots] + [slots.union(*touching)]
+    return tuple(frozenset(group) for group in groups if len(group) > 1)
+
+
+def _option(graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], owned: Owned) -> Option:
+    repeats = Counter(block.body for block in graph.blocks)
+    seconds = sum(count * placed[name].seconds for name, count in repeats.items())
+    held = 0
+    for (name, at), count in owned.items():
+        each = placed[name].placement
+        type_ = graph.body_of[name].parameters[at].type
+        held += count * local_type(type_, each.parameters[at], each.degree).elements()
+    return Option(boundary, {name: each.placement for name, each in placed.items()}, seconds, held)
+
+
+def owned_parameters(graph: ModelGraph) -> Owned:
+    """How many of the model's tensors each parameter of a body stands for; a tied one counts where it is bound last."""
+    holder = {}
+    for block in graph.blocks:
+        bindings = dict(block.parameters)
+        for at, parameter in enumerate(graph.body_of[block.body].parameters):
+            holder[bindings[parameter.name]] = (block.body, at)
+    return Counter(holder.values())
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """Solves each body once for each boundary and placement of its tied parameters."""
+
+    graph: ModelGraph
+    degree: int
+    pricing: Pricing
+    rules: Rules
+    state_price: float
+
+    @cached_property
+    def tables(self) -> Mapping[str, StrategyTable]:
+        """Strategies of every body."""
+        return {body.name: self.rules(body, self.degree) for body in self.graph.bodies}
+
+    @cached_property
+    def groups(self) -> tuple[tuple[frozenset[Slot], tuple[Placement, ...]], ...]:
+        """Groups of tied parameters with the placements that all their bodies can work with."""
+        return tuple((group, self._candidates(group)) for group in tied_slots(self.graph))
+
+    def _candidates(self, group: frozenset[Slot]) -> tuple[Placement, ...]:
+        asked = [
+            asked_placements(self.graph.body_of[body], self.tables[body], name)[0] for body, name in sorted(group)
+        ]
+        common = [placement for placement in asked[0] if all(placement in other for other in asked)]
+        trained = all(name in self.graph.body_of[body].differentiable for body, name in group)
+        whole = (REPLICATE, SHARED) if trained else (REPLICATE,)
+        return tuple(dict.fromkeys((*whole, *common)))
+
+    @cached_property
+    def spaces(self) -> Mapping[tuple[str, bool], Space | None]:
+        """The reduced space of every body under whole and under split boundaries, open in its tied parameters."""
+        candidates = boundary_candidates(self.graph, self.degree)
+        return {
+            (body.name, split): self._space(body, own, "split" if split else "whole")
+            for split in (False, True)
+            if (own := tuple(candidate for candidate in candidates if (candidate.state == "shard") == split))
+            for body in self.graph.bodies
+        }
+
+    def _space(self, body: Body, candidates: tuple[Placement, ...], activations: Activations) -> Space | None:
+        boundaries = [body_boundary(self.graph, body, candidate) for candidate in candidates]
+        boundary = {name: tuple(dict.fromkeys(b[name] for b in boundaries)) for name in boundaries[0]}
+        tied = {name: placements for group, placements in self.groups for owner, name in group if owner == body.name}
+        table = self.tables[body.name]
+        pruned = prune(build_space(body, self.degree, table, boundary, tied, self.pricing, self.state_price, activations))
+        return None if pruned is None else contract(pruned)
+
+    @cached_property
+    def owned(self) -> Owned:
+        """See :func:`owned_parameters`."""
+        return owned_parameters(self.graph)
+
+    @cached_property
+    def _solved(self) -> dict[tuple[str, Placement, tuple[tuple[str, Placement], ...]], PlacedBody | None]:
+        return {}
+
+    def solve(self, body: Body, boundary: Placement, tied: Mapping[str, Placement]) -> PlacedBody | None:
+        """The cheapest placement of a body."""
+        key = (body.name, boundary, tuple(sorted(tied.items())))
+        if key not in self._solved:
+            self._solved[key] = self._solve(body, boundary, tied)
+        return self._solved[key]
+
+    def _solve(self, body: Body, boundary: Placement, tied: Mapping[str, Placement]) -> PlacedBody | None:
+        space = self.spaces[body.name, boundary.state == "shard"]
+        if space is None:
+            return None
+        limits = dict(body_boundary(self.graph, body, boundary))
+        limits |= {output_vertex(at): limits[name] for at, name in enumerate(body.outputs)}
+        pruned = prune(space.restricted(limits | dict(tied)))
+        return None if pruned is None else solve_space(body, contract(pruned), self.tables[body.name])
+
+
+def _best_option(solver: _Solver, boundary: Placement) -> Option | None:
+    """The cheapest way to place all bodies under one boundary, over the placements of tied parameters."""
+    best: Option | None = None
+    for tied in _tied_placements(solver):
+        placed: dict[str, PlacedBody] = {}
+        for body in solver.graph.bodies:
+            own = {name: placement for (owner, name), placement in tied.items() if owner == body.name}
+            solved = solver.solve(body, boundary, own)
+            if solved is None:
+                break
+            placed[body.name] = solved
+        else:
+            option = _option(solver.graph, boundary, placed, solver.owned)
+            if best is None or _rank(option, solver) < _rank(best, solver):
+                best = option
+    return best
+
+
+def _rank(option: Option, solver: _Solver) -> float:
+    """Seconds with the price of what is held, as the bodies' problems weigh it, for the chain."""
+    spaces = solver.spaces
+    split = option.sequence_parallel
+    found = (spaces[block.body, split] for block in solver.graph.blocks)
+    dearest_s = sum(space.unit_s * UNITS for space in found if space is not None)
+    held = option.state_elements / max(solver.graph.parameter_count, 1)
+    return option.seconds + solver.state_price * dearest_s * held
+
+
+def _tied_placements(solver: _Solver) -> Iterator[Mapping[Slot, Placement]]:
+    groups = solver.groups
+    for combination in itertools.product(*(placements for _, placements in groups)):
+        yield {slot: placement for (group, _), placement in zip(groups, combination, strict=True) for slot in group}

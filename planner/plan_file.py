@@ -1,0 +1,367 @@
+"""plan.yaml: a plan as a person reads and edits it, and back.
+
+The file holds decisions only. What is predicted stands in comments and under ``certificate``, and is never believed
+when the file is read: the evaluator costs the plan anew. Of the placements it holds the boundary and the parameters of
+every block kind; the operations between are placed again, optimally, when the file is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cost_models.schedules import legal
+from hardware_profiles import Cluster
+from planner.costing import Pricing
+from planner.evaluate import tied_parameters
+from planner.ir.costed import RECOMPUTE_LEVELS
+from planner.ir.errors import PlanFileError
+from planner.ir.graph import Body, ModelGraph
+from planner.ir.placement import PARTIAL, REPLICATE, SHARED, BodyPlacement, Placement, shard
+from planner.ir.plan import (
+    Batch,
+    BlockDecision,
+    Mesh,
+    OptimizerSettings,
+    Plan,
+    Prediction,
+    Schedule,
+    StagePlan,
+)
+from planner.ir.serialize import fingerprint
+from planner.placement.complete import complete
+from planner.search.request import Certificate
+
+FORMAT = 1
+GIB = 2**30
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Named(_Part):
+    name: str
+    fingerprint: str
+
+
+class _Mesh(_Part):
+    pipeline: int = Field(1, gt=0)
+    data: int = Field(1, gt=0)
+    context: Literal[1] = 1
+    expert: Literal[1] = 1
+    tensor: int = Field(1, gt=0)
+
+
+class _Batch(_Part):
+    total: int = Field(gt=0, alias="global")
+    micro: int = Field(gt=0)
+    accumulation: int = Field(gt=0)
+
+
+class _Schedule(_Part):
+    name: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
+    virtual: int = Field(1, gt=0)
+
+
+class _Stage(_Part):
+    """``blocks``: "first - last", or one name. ``zero``, ``recompute``: one value, or a list of "value x count" in order."""
+
+    blocks: str
+    zero: int | list[str]
+    recompute: str | list[str]
+
+
+class _Placements(_Part):
+    boundary: dict[str, str] = Field(default_factory=dict)
+    parameters: dict[str, str] = Field(default_factory=dict)
+
+
+class _Optimizer(_Part):
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    epsilon: float = Field(gt=0)
+    clip: float = Field(ge=0)
+    warmup_steps: int = Field(ge=0)
+
+
+class _Certificate(_Part):
+    lower_bound_s: float = Field(ge=0)
+    candidates: int = Field(ge=0)
+    solved: int = Field(ge=0)
+
+
+class _File(_Part):
+    format: Literal[1]
+    model: _Named
+    cluster: _Named
+    precision: Literal["bf16", "fp16", "fp32", "fp64"]
+    engine: Literal["torch-eager"] = "torch-eager"
+    sequence: int = Field(gt=0)
+    batch: _Batch
+    mesh: _Mesh
+    schedule: _Schedule
+    zero_group: int = Field(gt=0)
+    stages: list[_Stage] = Field(min_length=1)
+    placements: dict[str, _Placements]
+    optimizer: _Optimizer
+    certificate: _Certificate
+
+
+def dump(plan: Plan, prediction: Prediction, graph: ModelGraph, certificate: Certificate) -> str:
+    """The text of plan.yaml."""
+    mesh = {axis: getattr(plan.mesh, axis) for axis in ("pipeline", "data", "context", "expert", "tensor")}
+    parts: list[dict[str, Any]] = [
+        {"format": FORMAT},
+        {"model": {"name": plan.model, "fingerprint": plan.model_fingerprint},
+         "cluster": {"name": plan.cluster, "fingerprint": plan.cluster_fingerprint}},
+        {"precision": plan.precision, "engine": plan.engine, "sequence": plan.sequence},
+        {"batch": {"global": plan.batch.total, "micro": plan.batch.micro, "accumulation": plan.batch.accumulation}},
+        {"mesh": mesh},
+        {"schedule": {"name": plan.schedule.name, "virtual": plan.schedule.virtual}, "zero_group": plan.zero_group},
+    ]
+    head = "".join(_yaml(part) for part in parts)
+    stages = "stages:\n" + "".join(
+        _stage_text(stage, graph, prediction, plan) for stage in plan.stages
+    )
+    placements = {body.name: _placement_texts(body, plan.placements[body.name]) for body in graph.bodies}
+    optimizer = {name: getattr(plan.optimizer, name) for name in _Optimizer.model_fields}
+    proof = {
+        "lower_bound_s": certificate.lower_bound_s, "candidates": certificate.candidates, "solved": certificate.solved,
+    }
+    note = "# What the solver proved of its own plan; an edit does not change it.\n"
+    tail = _yaml({"placements": placements}) + _yaml({"optimizer": optimizer}) + note + _yaml({"certificate": proof})
+    return _header(plan, prediction, certificate) + head + stages + tail
+
+
+def _header(plan: Plan, prediction: Prediction, certificate: Certificate) -> str:
+    lines = (
+        f"{plan.model} on {plan.mesh.devices} devices of {plan.cluster}, {plan.precision}",
+        f"predicted: {prediction.step_s:.6g} s a step, {prediction.tokens_per_s:,.0f} tokens/s, MFU {prediction.mfu:.1%},"
+        f" peak memory {prediction.peak_memory_bytes / GIB:.2f} of {prediction.memory_limit_bytes / GIB:.2f} GiB,"
+        f" at most {certificate.gap_of(prediction.step_s):.3%} from the best plan",
+        "Edit what you like; `shardwright check` costs it anew. Comments are not read.",
+    )
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _yaml(value: object) -> str:
+    text = str(yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True))
+    # PyYAML writes a mapping of scalars in braces, which is no line of a longer mapping.
+    if isinstance(value, dict) and text.startswith("{"):
+        return "".join(yaml.safe_dump({k: v}, default_flow_style=False, allow_unicode=True) for k, v in value.items())
+    return text
+
+
+def _stage_text(stage: StagePlan, graph: ModelGraph, prediction: Prediction, plan: Plan) -> str:
+    blocks = graph.blocks[stage.first : stage.last]
+    label = blocks[0].name if len(blocks) == 1 else f"{blocks[0].name} - {blocks[-1].name}"
+    entry = {
+        "blocks": label,
+        "zero": _grouped([decision.zero for decision in stage.decisions]),
+        "recompute": _grouped([decision.recompute for decision in stage.decisions]),
+    }
+    predicted = prediction.stages[stage.index]
+    note = (
+        f"# stage {stage.index}, rank {plan.rank_of_stage(stage.index)}: forward {predicted.forward_s * 1e3:.3g} ms,"
+        f" backward {predicted.backward_s * 1e3:.3g} ms, {predicted.memory.total / GIB:.2f} GiB"
+    )
+    lines = _yaml([entry]).splitlines()
+    return "".join(f"{line}\n" for line in (note, *lines))
+
+
+def _grouped(values: Sequence[object]) -> object:
+    """One value, or ``["1 x 10", "3 x 2"]`` in order of the blocks."""
+    groups = [(value, len(list(group))) for value, group in itertools.groupby(values)]
+    return groups[0][0] if len(groups) == 1 else [f"{value} x {count}" for value, count in groups]
+
+
+def _placement_texts(body: Body, placement: BodyPlacement) -> dict[str, dict[str, str]]:
+    ends = [*zip((v.name for v in body.inputs), placement.inputs, strict=True),
+            *zip(body.outputs, placement.outputs, strict=True)]
+    parameters = zip((p.name for p in body.parameters), placement.parameters, strict=True)
+    return {
+        "boundary": {name: str(placed) for name, placed in ends},
+        "parameters": {name: str(placed) for name, placed in parameters},
+    }
+
+
+_SHARD = re.compile(r"shard\((\d+)(?:, segments (\d+(?:\+\d+)+))?(?:, unit (\d+))?\)")
+_WORDS = {"replicate": REPLICATE, "shared": SHARED, "partial": PARTIAL}
+
+
+def parse_placement(text: str, where: str) -> Placement:
+    """``replicate``, ``shared`` or ``shard(dim[, segments a+b][, unit n])``. Raises PlanFileError."""
+    if text in _WORDS:
+        return _WORDS[text]
+    match = _SHARD.fullmatch(text)
+    if match is None or match[3] == "0":
+        raise PlanFileError(where, f"{text!r} is no placement", "replicate, shared or shard(dim), as in shard(0)")
+    segments = tuple(int(part) for part in match[2].split("+")) if match[2] else ()
+    return shard(int(match[1]), segments, int(match[3] or 1))
+
+
+def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Plan, Certificate]:
+    """Read a plan for this graph and cluster. ``where`` names the file in messages.
+
+    Raises PlanFileError, naming the field and what would be right, for whatever is mangled, contradicts itself or was
+    made for another model or cluster.
+    """
+    file = _parse(text, where)
+    _check_origin(file, where, graph, cluster)
+    mesh = Mesh(**file.mesh.model_dump())
+    batch = Batch(file.batch.total, file.batch.micro, file.batch.accumulation)
+    _check_numbers(file, mesh, batch, where, cluster)
+    schedule = Schedule(file.schedule.name, file.schedule.virtual)
+    stages = _stages(file, where, graph)
+    placements = _placements(file, where, graph, cluster)
+    plan = Plan(
+        file.model.name, file.model.fingerprint, file.cluster.name, file.cluster.fingerprint, file.precision, file.sequence,
+        mesh, batch, schedule, file.zero_group, stages, placements, file.engine,
+        OptimizerSettings(**file.optimizer.model_dump()),
+    )
+    _check_stages(plan, graph, where)
+    certificate = Certificate(file.certificate.lower_bound_s, file.certificate.candidates, file.certificate.solved)
+    return plan, certificate
+
+
+def _parse(text: str, where: str) -> _File:
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise PlanFileError(where, f"is not YAML ({str(error).splitlines()[0]})", "what `shardwright plan` wrote") from None
+    if not isinstance(data, dict):
+        raise PlanFileError(where, "holds no mapping", "what `shardwright plan` wrote, beginning with format: 1")
+    try:
+        return _File.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "plan"
+        right = "remove it" if first["type"] == "extra_forbidden" else "see docs/plan.md"
+        raise PlanFileError(f"{where}: {field}", first["msg"], right) from None
+
+
+def _check_origin(file: _File, where: str, graph: ModelGraph, cluster: Cluster) -> None:
+    for field, named, right in (
+        ("model", file.model, fingerprint(graph)), ("cluster", file.cluster, cluster.fingerprint),
+    ):
+        if named.fingerprint != right:
+            raise PlanFileError(
+                f"{where}: {field}.fingerprint", f"{named.fingerprint} was made for another {field}", f"{right}, or plan again"
+            )
+    if file.sequence != graph.sequence:
+        raise PlanFileError(f"{where}: sequence", f"is {file.sequence}", f"the traced model has {graph.sequence}")
+
+
+def _check_numbers(file: _File, mesh: Mesh, batch: Batch, where: str, cluster: Cluster) -> None:
+    if mesh.devices != cluster.devices:
+        product = f"{mesh.pipeline} x {mesh.data} x {mesh.tensor} = {mesh.devices}"
+        raise PlanFileError(f"{where}: mesh", f"spans {product} devices", f"the cluster has {cluster.devices}")
+    if batch.micro * batch.accumulation * mesh.data != batch.total:
+        samples = batch.micro * batch.accumulation * mesh.data
+        factors = f"{batch.micro} x {batch.accumulation} x {mesh.data} data ranks"
+        raise PlanFileError(
+            f"{where}: batch", f"micro x accumulation = {factors} = {samples}, not global {batch.total}", "make them equal"
+        )
+    if mesh.data % file.zero_group:
+        raise PlanFileError(f"{where}: zero_group", f"{file.zero_group} does not divide data {mesh.data}", "a divisor of it")
+    reason = legal(file.schedule.name, mesh.pipeline, file.schedule.virtual, batch.accumulation)
+    if reason is not None:
+        raise PlanFileError(f"{where}: schedule", reason, "another schedule or accumulation")
+    if len(file.stages) != mesh.pipeline * file.schedule.virtual:
+        raise PlanFileError(
+            f"{where}: stages", f"there are {len(file.stages)}",
+            f"pipeline x virtual = {mesh.pipeline * file.schedule.virtual}",
+        )
+
+
+def _stages(file: _File, where: str, graph: ModelGraph) -> tuple[StagePlan, ...]:
+    position = {block.name: index for index, block in enumerate(graph.blocks)}
+    result, expected = [], 0
+    for index, stage in enumerate(file.stages):
+        field = f"{where}: stages.{index}"
+        first, last = _range(stage.blocks, position, f"{field}.blocks")
+        if first != expected or last < first:
+            right = f"begin with {graph.blocks[expected].name}" if expected < len(graph.blocks) else "remove the stage"
+            raise PlanFileError(f"{field}.blocks", f"{stage.blocks!r} does not follow the stage before", right)
+        expected = last + 1
+        count = expected - first
+        zeros = _ungrouped(stage.zero, ("0", "1", "2", "3"), count, f"{field}.zero")
+        levels = _ungrouped(stage.recompute, RECOMPUTE_LEVELS, count, f"{field}.recompute")
+        decisions = tuple(
+            BlockDecision(int(zero), level)  # type: ignore[arg-type]
+            for zero, level in zip(zeros, levels, strict=True)
+        )
+        result.append(StagePlan(index, first, expected, decisions))
+    if expected != len(graph.blocks):
+        raise PlanFileError(
+            f"{where}: stages.{len(result) - 1}.blocks", f"{graph.blocks[expected].name} and what follows is in no stage",
+            f"end with {graph.blocks[-1].name}",
+        )
+    return tuple(result)
+
+
+def _range(text: str, position: Mapping[str, int], field: str) -> tuple[int, int]:
+    names = [text] if text in position else [name.strip() for name in text.split(" - ")]
+    for name in names:
+        if name not in position:
+            raise PlanFileError(field, f"{name!r} is no block", f'"first - last" with names such as {next(iter(position))}')
+    return position[names[0]], position[names[-1]]
+
+
+def _ungrouped(value: int | str | list[str], known: Sequence[str], count: int, field: str) -> list[str]:
+    groups = [f"{value} x {count}"] if isinstance(value, (int, str)) else value
+    result: list[str] = []
+    for group in groups:
+        match = re.fullmatch(r"(\w+) x (\d{1,6})", group)
+        if match is None or match[1] not in known:
+            raise PlanFileError(field, f"{group!r} is unknown", f'one of {", ".join(known)}, or "value x count"')
+        result += [match[1]] * int(match[2])
+    if len(result) != count:
+        raise PlanFileError(field, f"counts {len(result)} blocks", f"the stage has {count}")
+    return result
+
+
+def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster) -> dict[str, BodyPlacement]:
+    names = [body.name for body in graph.bodies]
+    if set(file.placements) != set(names):
+        wrong = ", ".join(sorted(set(file.placements) ^ set(names)))
+        raise PlanFileError(f"{where}: placements", f"{wrong} is missing or unknown", f"one for each of {', '.join(names)}")
+    pricing = Pricing(cluster, file.mesh.tensor, file.batch.micro)
+    result = {}
+    for body in graph.bodies:
+        part, field = file.placements[body.name], f"{where}: placements.{body.name}"
+        boundary = {name: parse_placement(text, f"{field}.boundary.{name}") for name, text in part.boundary.items()}
+        parameters = {name: parse_placement(text, f"{field}.parameters.{name}") for name, text in part.parameters.items()}
+        try:
+            result[body.name] = complete(body, file.mesh.tensor, boundary, parameters, pricing)
+        except PlanFileError as error:
+            raise PlanFileError(f"{where}: {error.where}", error.wrong, error.right) from None
+    return result
+
+
+def _check_stages(plan: Plan, graph: ModelGraph, where: str) -> None:
+    """What only the whole plan shows: illegal pairs of schedule and decision, tied parameters that part."""
+    split = plan.schedule.name in ("interleaved-zero-bubble", "zbv")
+    decision_of = {}
+    for stage in plan.stages:
+        for offset, decision in enumerate(stage.decisions):
+            decision_of[stage.first + offset] = decision
+            if split and (decision.zero == 3 or decision.recompute != "none"):
+                raise PlanFileError(
+                    f"{where}: stages.{stage.index}", f"{plan.schedule.name} runs neither ZeRO 3 nor recomputation",
+                    "zero: 0, 1 or 2 and recompute: none, or another schedule",
+                )
+    for parameter, owners in tied_parameters(graph):
+        if len({decision_of[block].zero for block in owners}) > 1:
+            names = ", ".join(graph.blocks[block].name for block in owners)
+            raise PlanFileError(
+                f"{where}: stages", f"{names} share {parameter.fqn} at different ZeRO stages", "one ZeRO stage for all"
+            )

@@ -1,0 +1,213 @@
+"""A plan as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hardware_profiles import ProfileRow
+from planner.bundle import Bundle
+from planner.ir.graph import Block
+from planner.ir.placement import REPLICATE, BodyPlacement
+from planner.ir.plan import Prediction, StageMemory, StagePlan
+
+_UNITS = ("", "k", "M", "G", "T", "P", "E")
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that reads best."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
+
+
+def size(value: float) -> str:
+    """Bytes in the unit that reads best."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= factor:
+            return f"{value / factor:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def rate(value: float) -> str:
+    """FLOP/s in the unit that reads best."""
+    power = max(index for index in range(len(_UNITS)) if index == 0 or value >= 1000**index)
+    return f"{value / 1000**power:.4g} {_UNITS[power]}FLOP/s"
+
+
+def render(bundle: Bundle) -> RenderableType:
+    """The whole page: headline, stages, placements, where the step's time and memory go, warnings."""
+    parts: list[RenderableType] = [_headline(bundle), Text(), _stages(bundle), Text()]
+    if bundle.plan.mesh.tensor > 1:
+        parts += [_placements(bundle), Text()]
+    parts += [_breakdown(bundle.prediction), Text(), _memory(bundle)]
+    warnings = dict.fromkeys((*bundle.graph.warnings, *bundle.prediction.warnings))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
+    return Group(*parts)
+
+
+def _headline(bundle: Bundle) -> Table:
+    plan, prediction, certificate = bundle.plan, bundle.prediction, bundle.certificate
+    mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
+    virtual = f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
+    sharded = f", ZeRO groups of {plan.zero_group}" if plan.zero_group < mesh.data else ""
+    proof = (
+        f"at most {certificate.gap_of(prediction.step_s):.3%} from the best plan: none takes less than"
+        f" {seconds(certificate.lower_bound_s)} ({certificate.candidates:,} candidates, {certificate.solved:,} solved,"
+        " bounds excluded the rest)"
+        if certificate.lower_bound_s > 0 else "none: an edit has left what was searched"
+    )
+    rows = {
+        "model": f"{plan.model}, {bundle.graph.parameter_count:,} parameters, {plan.precision}",
+        "cluster": f"{plan.cluster}, {mesh.devices} devices",
+        "mesh": f"pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}{sharded}",
+        "schedule": f"{schedule.name}{virtual}",
+        "batch": f"{batch.total} samples of {plan.sequence} tokens = {mesh.data} data ranks x {batch.accumulation}"
+                 f" micro-batches of {batch.micro}",
+        "predicted": f"{seconds(prediction.step_s)} a step, {prediction.tokens_per_s:,.0f} tokens/s,"
+                     f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
+        "proof": proof,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in rows.items():
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """Columns with text to the left, then columns with numbers to the right."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+                  padding=(0, 1, 0, 0), show_edge=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _stages(bundle: Bundle) -> Table:
+    """A row a stage; runs of stages that differ in their memory alone share one."""
+    plan, blocks = bundle.plan, bundle.graph.blocks
+    interleaved = plan.schedule.virtual > 1
+    table = _table("", ("stage", *(("rank",) if interleaved else ()), "blocks", "ZeRO", "recompute"),
+                   ("forward", "backward", "memory"))
+    rows = [(*_cells(bundle, stage), stage) for stage in plan.stages]
+    for key, run in itertools.groupby(rows, key=lambda row: row[:3]):
+        stages = [stage for *_, stage in run]
+        (decisions, forward, backward), first, last = key, stages[0], stages[-1]
+        ranks = [plan.rank_of_stage(stage.index) for stage in stages]
+        memory = [bundle.prediction.stages[stage.index].memory.total for stage in stages]
+        each = f", {first.last - first.first} each" if len(stages) > 1 and first.last - first.first > 1 else ""
+        table.add_row(
+            _span(first.index, last.index), *((_span(ranks[0], ranks[-1]),) if interleaved else ()),
+            _range(blocks[first.first : last.last]) + each, decisions[1], decisions[2], forward, backward,
+            _extent(min(memory), max(memory)),
+        )
+    return table
+
+
+def _cells(bundle: Bundle, stage: StagePlan) -> tuple[tuple[tuple[str, ...], str, str], str, str]:
+    """What stages of one row have in common: kinds of blocks, ZeRO, recomputation, and the times as printed."""
+    predicted = bundle.prediction.stages[stage.index]
+    kinds = tuple(block.body for block in bundle.graph.blocks[stage.first : stage.last])
+    zero = _mixture(str(decision.zero) for decision in stage.decisions)
+    recompute = _mixture(decision.recompute for decision in stage.decisions)
+    return (kinds, zero, recompute), seconds(predicted.forward_s), seconds(predicted.backward_s)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _extent(least: int, most: int) -> str:
+    return size(most) if size(least) == size(most) else f"{size(least)} - {size(most)}"
+
+
+def _range(blocks: Sequence[Block]) -> str:
+    """``model.layers.0 - 39 (40)``: the last name without what it shares with the first."""
+    if len(blocks) == 1:
+        return blocks[0].name
+    first, last = blocks[0].name, blocks[-1].name
+    prefix = first.rpartition(".")[0] + "."
+    return f"{first} - {last.removeprefix(prefix) if prefix != '.' else last} ({len(blocks)})"
+
+
+def _mixture(values: Iterable[str]) -> str:
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{value} x{count}" for value, count in sorted(counts.items()))
+
+
+def _placements(bundle: Bundle) -> Table:
+    table = _table(f"over the {bundle.plan.mesh.tensor} ranks of the tensor axis", ("block", "inputs and outputs", "parameters"))
+    for body in bundle.graph.bodies:
+        placement = bundle.plan.placements[body.name]
+        ends = zip((*(value.name for value in body.inputs), *body.outputs), (*placement.inputs, *placement.outputs), strict=True)
+        table.add_row(body.name, _boundary(dict(ends)), _parameters(placement, [p.name for p in body.parameters]))
+    return table
+
+
+def _boundary(placed: dict[str, object]) -> str:
+    split = [f"{name} {placement}" for name, placement in placed.items() if placement != REPLICATE]
+    return "\n".join(split) or "replicate"
+
+
+def _parameters(placement: BodyPlacement, names: list[str]) -> str:
+    split = [f"{name} {p}" for name, p in zip(names, placement.parameters, strict=True) if p.state == "shard"]
+    whole = len(names) - len(split)
+    return "\n".join([*split, *([f"{whole} replicated"] if whole else [])]) or "none"
+
+
+def _breakdown(prediction: Prediction) -> Table:
+    table = _table("where a step goes", ("part", ""), ("time", "share"))
+    table.show_header = False
+    parts = prediction.breakdown
+    for label, value in (
+        ("compute", parts.compute), ("recompute", parts.recompute), ("tensor traffic", parts.tensor_comm),
+        ("expert traffic", parts.expert_comm), ("context traffic", parts.context_comm),
+        ("pipeline traffic", parts.pipeline_comm), ("pipeline bubble", parts.pipeline_bubble),
+        ("data traffic", parts.data_comm), ("optimizer", parts.optimizer),
+    ):
+        if value:
+            share = value / prediction.step_s
+            table.add_row(label, "█" * round(share * 30) + "·" * (30 - round(share * 30)), seconds(value), f"{share:.1%}")
+    return table
+
+
+def _memory(bundle: Bundle) -> Text:
+    """The peak, the rank that has it, what it is made of, and whether it fits."""
+    prediction = bundle.prediction
+    worst = max(prediction.stages, key=lambda stage: stage.memory.total)
+    made_of = {field.name: int(getattr(worst.memory, field.name)) for field in fields(StageMemory)}
+    parts = ", ".join(f"{name} {size(value)}" for name, value in made_of.items() if value)
+    text = Text("memory", style="")
+    text.stylize("bold", 0, 6)
+    text.append(f"  {size(worst.memory.total)} of {size(prediction.memory_limit_bytes)} at most, on the rank of stage")
+    text.append(f" {worst.index}: ")
+    text.append("fits" if prediction.fits else "DOES NOT FIT", style="green" if prediction.fits else "bold red")
+    text.append(f"\n        {parts}")
+    return text
+
+
+def profile_table(rows: Iterable[ProfileRow]) -> Table:
+    """The numbers of a hardware profile with where they come from."""
+    table = _table("", ("field", "value", "kind", "source"))
+    for row in rows:
+        table.add_row(row.field, f"{row.value:g} {row.unit}", row.kind, row.source)
+    return table
+
+
+def console() -> Console:
+    """Standard output, wide enough for the tables where it is no terminal."""
+    plain = Console(highlight=False, markup=False, emoji=False)
+    return plain if plain.is_terminal else Console(width=140, highlight=False, markup=False, emoji=False)

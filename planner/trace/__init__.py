@@ -1,0 +1,41 @@
+"""The tracer: from an ``nn.Module`` to a ModelGraph, a chain of named passes."""
+
+from __future__ import annotations
+
+from planner.ir.graph import ModelGraph
+from planner.trace.assemble import assemble
+from planner.trace.blocks import find_blocks
+from planner.trace.build import build
+from planner.trace.canonical import canonicalise
+from planner.trace.constants import check_tables, fold_masks
+from planner.trace.context import split_context
+from planner.trace.export import export
+from planner.trace.flat import flatten
+from planner.trace.load import ModelSource, load_model
+from planner.trace.losses import separate_loss
+from planner.trace.samples import check_samples
+from planner.trace.unflatten import unflatten
+from planner.trace.verify import verify
+
+__all__ = ["ModelSource", "load_model", "trace_model"]
+
+
+def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str) -> ModelGraph:
+    """The training step of a model: forward, loss and weight, symbolic in the batch.
+
+    ``sequence``: tokens of one sample (None: the source's own; where it has none either, the model's inputs fix it or
+    have none). ``dtype``: what the model is built, traced and run in. Raises ModelError, naming the source line, where
+    the model cannot be traced faithfully.
+    """
+    built = build(source, dtype)
+    exported = export(source, built, source.sequence if sequence is None else sequence)
+    graph = flatten(exported, built)
+    graph = canonicalise(graph)
+    graph = unflatten(graph)
+    graph = separate_loss(graph)
+    graph = check_samples(graph)
+    graph = fold_masks(graph)
+    check_tables(graph)
+    graph = split_context(graph)
+    chain = find_blocks(graph)
+    return verify(assemble(source.name, graph, chain, built))

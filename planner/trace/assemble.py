@@ -1,0 +1,255 @@
+"""Pass 10: segments become blocks over shared bodies, with readable names and all bindings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import BatchInput, Block, Body, BodyValue, Buffer, ModelGraph, Node
+from planner.ir.types import Argument, Ref, TensorType
+from planner.trace.blocks import Segment
+from planner.trace.build import BuiltModel
+from planner.trace.canonical import substitute
+from planner.trace.flat import FlatGraph
+from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
+from planner.trace.recipes import encode
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What a segment reads and writes, as flat value names in order of first use."""
+
+    reads: tuple[str, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: BuiltModel) -> ModelGraph:
+    """The ModelGraph of a partitioned flat graph."""
+    loss, weight = graph.outputs
+    if weight not in graph.context:
+        raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
+    all_ends = _ends(graph, segments)
+    names = _Names(graph, weight, all_ends)
+    context = _context(graph, names)
+    bodies: dict[object, Body] = {}
+    blocks: list[Block] = []
+    for index, (segment, ends) in enumerate(zip(segments, all_ends, strict=True)):
+        key = _body_key(graph, segment, ends)
+        if key not in bodies:
+            bodies[key] = _body(graph, segment, ends, names, _class_name(graph, segment, bodies.values(), loss))
+        body = bodies[key]
+        names.write(index, ends.writes, body.outputs)
+        blocks.append(Block(
+            name=_label(segment, body, blocks),
+            body=body.name,
+            reads=tuple(names.of[value] for value in ends.reads),
+            writes=tuple(names.of[value] for value in ends.writes),
+            parameters=tuple((v.name, _bare(fqn)) for v, fqn in zip(body.parameters, ends.parameters, strict=True)),
+            buffers=tuple((v.name, _bare(fqn)) for v, fqn in zip(body.buffers, ends.buffers, strict=True)),
+        ))
+    used = [value.name for value in context.buffers] + [fqn for block in blocks for _, fqn in block.buffers]
+    return ModelGraph(
+        name=name, batch_inputs=_batch_inputs(graph), parameters=built.parameters,
+        buffers=tuple(_buffer(graph, fqn, built) for fqn in dict.fromkeys(used)), context=context,
+        bodies=tuple(bodies.values()), blocks=tuple(blocks), loss=names.of[loss], weight=names.of[weight],
+        dtype=built.dtype, sequence=graph.sequence, warnings=(*graph.warnings, *_idle_parameters(built, blocks)),
+    )
+
+
+def _idle_parameters(built: BuiltModel, blocks: Sequence[Block]) -> tuple[str, ...]:
+    bound = {fqn for block in blocks for _, fqn in block.parameters}
+    return tuple(f"parameter {p.fqn} takes no part in the loss" for p in built.parameters if p.fqn not in bound)
+
+
+def _bare(name: str) -> str:
+    """The fqn (or batch key) of a flat value name."""
+    return name.partition(":")[2]
+
+
+def _ends(graph: FlatGraph, segments: Sequence[Segment]) -> tuple[_Ends, ...]:
+    home = {node.name: index for index, segment in enumerate(segments) for node in segment.nodes}
+    escaping = set(graph.outputs)
+    for index, segment in enumerate(segments):
+        escaping.update(name for node in segment.nodes for name in node.operands if home.get(name, index) != index)
+    ends = []
+    for index, segment in enumerate(segments):
+        operands = dict.fromkeys(name for node in segment.nodes for name in node.operands if home.get(name) != index)
+        kinds = {name: name.partition(":")[0] if ":" in name else "" for name in operands}
+        ends.append(_Ends(
+            reads=tuple(name for name in operands if kinds[name] in ("", "batch")),
+            parameters=tuple(name for name in operands if kinds[name] == "parameter"),
+            buffers=tuple(name for name in operands if kinds[name] == "buffer"),
+            writes=tuple(node.name for node in segment.nodes if node.name in escaping),
+        ))
+    return tuple(ends)
+
+
+class _Names:
+    """Global names of values, given in the order in which blocks write them."""
+
+    def __init__(self, graph: FlatGraph, weight: str, ends: Sequence[_Ends]) -> None:
+        self.of: dict[str, str] = {name: _bare(name) for name in graph.inputs if name.startswith("batch:")}
+        self.of |= {f"batch:{given.name}": given.name for given in graph.batch_inputs}
+        self.taken = set(self.of.values())
+        self.loss = graph.outputs[0]
+        nodes = tuple(node for node in graph.nodes if node.name in graph.context)
+        elsewhere = (node.source for node in graph.nodes if node.name not in graph.context)
+        self.context = name_values(nodes, self.taken, {weight: "weight"}, elsewhere)
+        wanted = {name for end in ends for name in end.reads} | {weight}
+        self.context_outputs = tuple(node.name for node in nodes if node.name in wanted)
+        self.of |= {name: self.context[name] for name in self.context_outputs}
+        self.taken |= set(self.context.values())
+
+    def write(self, index: int, values: Sequence[str], local: Sequence[str]) -> None:
+        for value, name in zip(values, local, strict=True):
+            unique = "loss" if value == self.loss else f"{re.sub(r'_[0-9]+$', '', name)}_{index}"
+            while unique in self.taken:
+                unique += "_"
+            self.taken.add(unique)
+            self.of[value] = unique
+
+
+def _context(graph: FlatGraph, names: _Names) -> Body:
+    nodes = tuple(node for node in graph.nodes if node.name in graph.context)
+    operands = dict.fromkeys(name for node in nodes for name in node.operands)
+    renamed = names.context | {name: _bare(name) for name in operands if ":" in name}
+    return Body(
+        name="Context",
+        inputs=tuple(BodyValue(_bare(n), graph.inputs[n]) for n in operands if n.startswith("batch:")),
+        parameters=(),
+        buffers=tuple(BodyValue(_bare(n), graph.inputs[n]) for n in operands if n.startswith("buffer:")),
+        nodes=tuple(replace(substitute(node, renamed), name=renamed[node.name]) for node in nodes),
+        outputs=tuple(names.context[name] for name in names.context_outputs),
+    )
+
+
+def _differentiable(graph: FlatGraph, name: str) -> bool:
+    return name in graph.trainable or (name in graph.by_name and graph.by_name[name].differentiable)
+
+
+def _body_key(graph: FlatGraph, segment: Segment, ends: _Ends) -> object:
+    """Equal for segments that are the same function."""
+    numbered = {name: (kind, index) for kind, group in (("r", ends.reads), ("p", ends.parameters), ("b", ends.buffers))
+                for index, name in enumerate(group)}
+    numbered |= {node.name: ("n", index) for index, node in enumerate(segment.nodes)}
+
+    def shape(argument: Argument) -> object:
+        if isinstance(argument, Ref):
+            return numbered[argument.name]
+        return tuple(map(shape, argument)) if isinstance(argument, tuple) else (type(argument), argument)
+
+    nodes = tuple((n.op, tuple(shape(value) for _, value in n.arguments), n.types, n.differentiable)
+                  for n in segment.nodes)
+    outer = (*ends.reads, *ends.parameters, *ends.buffers)
+    types = tuple((graph.type_of(name), _differentiable(graph, name)) for name in outer)
+    return nodes, types, tuple(numbered[name] for name in ends.writes)
+
+
+def _body(graph: FlatGraph, segment: Segment, ends: _Ends, names: _Names, class_name: str) -> Body:
+    parameters: list[str] = []
+    for fqn in (*ends.parameters, *ends.buffers):
+        parameters.append(unique_path(_attribute(_bare(fqn), segment), parameters))
+    roots = {path.partition(".")[0] for path in parameters}
+    renamed: dict[str, str] = dict(zip((*ends.parameters, *ends.buffers), parameters, strict=True))
+    taken = set(roots)
+    for value in ends.reads:
+        wanted = name = re.sub(r"_\d+$", "", names.of[value]) if value in graph.by_name else names.of[value]
+        count = 2
+        while name in taken or name in RESERVED:
+            name, count = f"{wanted}_{count}", count + 1
+        taken.add(name)
+        renamed[value] = name
+    renamed |= name_values(segment.nodes, taken, {graph.outputs[0]: "loss"})
+
+    def values(group: Sequence[str]) -> tuple[BodyValue, ...]:
+        return tuple(BodyValue(renamed[n], graph.type_of(n), _differentiable(graph, n)) for n in group)
+
+    return Body(
+        name=class_name,
+        inputs=values(ends.reads),
+        parameters=values(ends.parameters),
+        buffers=values(ends.buffers),
+        nodes=tuple(replace(substitute(node, renamed), name=renamed[node.name]) for node in segment.nodes),
+        outputs=tuple(renamed[name] for name in ends.writes),
+    )
+
+
+def _attribute(fqn: str, segment: Segment) -> str:
+    """Path relative to the block; where blocks have no module of their own, without the number that tells them apart."""
+    path = attribute_path(fqn, segment.path)
+    if segment.repeats and not segment.path:
+        path = re.sub(r"_\d+(?=\.|$)", "", path)
+    return path
+
+
+def _class_name(graph: FlatGraph, segment: Segment, others: object, loss: str) -> str:
+    taken = {body.name for body in others} | {"Context", "Stage"}  # type: ignore[attr-defined]
+    if segment.path in graph.classes and segment.path:
+        wanted = graph.classes[segment.path].rpartition(".")[2]
+    elif any(node.name == loss for node in segment.nodes):
+        wanted = "Head"
+    elif not segment.repeats and any(node.base == "embedding" for node in segment.nodes):
+        wanted = "Embedding"
+    else:
+        wanted = "Repeat" if segment.repeats else "Section"
+    name, count = wanted, 2
+    while name in taken or name in RESERVED:
+        name, count = f"{wanted}{count}", count + 1
+    return name
+
+
+def _label(segment: Segment, body: Body, before: Sequence[Block]) -> str:
+    taken = {block.name for block in before}
+    wanted = segment.path or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", body.name).lower()
+    if segment.repeats and not segment.path:
+        return f"{wanted}.{sum(block.body == body.name for block in before)}"
+    name, count = wanted, 2
+    while name in taken:
+        name, count = f"{wanted}_{count}", count + 1
+    return name
+
+
+def _buffer(graph: FlatGraph, fqn: str, built: BuiltModel) -> Buffer:
+    if fqn not in graph.values:
+        raise ModelError(graph.where, f"buffer {fqn} has no value known without its model's weights",
+                         "compute it in the constructor from sizes alone")
+    return Buffer(fqn, graph.inputs[f"buffer:{fqn}"], encode(graph.values[fqn]), fqn in built.persistent)
+
+
+def _batch_inputs(graph: FlatGraph) -> tuple[BatchInput, ...]:
+    """The batch inputs, with the bound of values that index a table or name a class."""
+    bounds: dict[str, int] = {}
+    for node in graph.nodes:
+        arguments = dict(node.arguments)
+        if node.base == "embedding":
+            indices, rows = arguments["indices"], _type(graph, arguments["weight"]).shape[0]
+        elif node.base in ("cross_entropy_loss", "nll_loss", "nll_loss_nd") and node.operands:
+            indices, rows = arguments["target"], _type(graph, arguments["self"]).shape[-1]
+            if _type(graph, arguments["self"]).rank > 1:
+                rows = _type(graph, arguments["self"]).shape[1]
+        else:
+            continue
+        origin = _origin(graph, indices)
+        if isinstance(rows, int) and origin is not None and not graph.inputs[origin].floating:
+            bounds[_bare(origin)] = min(rows, bounds.get(_bare(origin), rows))
+    return tuple(replace(given, high=bounds.get(given.name, given.high)) for given in graph.batch_inputs)
+
+
+def _type(graph: FlatGraph, argument: Argument) -> TensorType:
+    assert isinstance(argument, Ref)
+    return graph.type_of(argument.name)
+
+
+def _origin(graph: FlatGraph, argument: Argument) -> str | None:
+    """The batch input whose elements a value consists of."""
+    name = argument.name if isinstance(argument, Ref) else ""
+    while name in graph.by_name:
+        node: Node = graph.by_name[name]
+        if node.base not in ("reshape", "to", "contiguous", "slice", "clone", "transpose", "squeeze", "unsqueeze"):
+            return None
+        name = node.operands[0]
+    return name if name.startswith("batch:") else None

@@ -1,0 +1,104 @@
+"""Pass 1: construct the model without its weights' memory, keeping buffers' values and every parameter's recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import Parameter
+from planner.ir.types import TensorType
+from planner.trace.load import ModelSource
+from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model whose tensors are all fake, with what is known of their values.
+
+    ``canonical``: the first name of every parameter and buffer under any of its names. ``values``: buffers that have
+    values. ``draws``: uses of the random generator in order; ``drawn``: the one that each parameter's recipe begins with.
+    """
+
+    module: nn.Module
+    dtype: str
+    fake: FakeTensorMode
+    parameters: tuple[Parameter, ...]
+    canonical: Mapping[str, str]
+    values: Mapping[str, Tensor]
+    persistent: frozenset[str]
+    draws: tuple[Draw, ...]
+    drawn: Mapping[str, int]
+
+
+def build(source: ModelSource, dtype: str) -> BuiltModel:
+    """Construct the model in ``dtype``. A trillion parameters take no memory. The global generator is left as it was."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    recorder = Recorder(fake)
+    with torch.random.fork_rng(devices=[]), default_dtype(getattr(torch, dtype)), recording(recorder):
+        torch.manual_seed(0)
+        with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
+            module = source.build()
+    canonical = _canonical(module)
+    parameters, drawn = [], {}
+    for fqn, trained in module.named_parameters():
+        parameters.append(_parameter(source.where, fqn, trained, recorder, canonical))
+        draw = recorder.history(trained).draw
+        if draw is not None:
+            drawn[fqn] = draw
+    values, persistent = {}, frozenset(module.state_dict(keep_vars=True))
+    for fqn, tensor in module.named_buffers():
+        if not isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata not in recorder.stale:
+            values[fqn] = tensor
+    _replace_by_fakes(module, fake)
+    draws = tuple(recorder.draws)
+    return BuiltModel(module, dtype, fake, tuple(parameters), canonical, values, persistent, draws, drawn)
+
+
+def type_of(tensor: Tensor) -> TensorType:
+    """Shape and dtype, without a batch."""
+    return TensorType(tuple(int(extent) for extent in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _canonical(module: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {fqn: first.setdefault(id(tensor), fqn) for fqn, tensor in names}
+
+
+def _parameter(
+    where: str, fqn: str, tensor: nn.Parameter, recorder: Recorder, canonical: Mapping[str, str]
+) -> Parameter:
+    if nn.parameter.is_lazy(tensor):
+        raise ModelError(where, f"parameter {fqn} is lazy: it has no shape yet", "give its module's sizes")
+    if not tensor.is_floating_point():
+        raise ModelError(where, f"parameter {fqn} is {tensor.dtype}", "parameters must be floating point")
+    stale = tensor.untyped_storage()._cdata in recorder.stale
+    return Parameter(
+        fqn=fqn,
+        type=type_of(tensor),
+        init=recipe(fqn, where, tensor, recorder.history(tensor), stale),
+        aliases=tuple(name for name, first in canonical.items() if first == fqn and name != fqn),
+        trainable=tensor.requires_grad,
+        decay=tensor.dim() > 1,
+    )
+
+
+def _replace_by_fakes(module: nn.Module, fake: FakeTensorMode) -> None:
+    """Swap the real tensors among parameters and buffers for fake ones, ties kept."""
+    fakes: dict[int, Tensor] = {}
+    for owner in module.modules():
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is None or isinstance(tensor, FakeTensor):
+                    continue
+                if id(tensor) not in fakes:
+                    fakes[id(tensor)] = fake.from_tensor(tensor, static_shapes=True)
+                table[name] = fakes[id(tensor)]  # type: ignore[assignment]

@@ -1,0 +1,133 @@
+"""Pass 4: one form for each meaning: no aliases, no idle operations, biases apart from contractions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import Node
+from planner.ir.types import Argument, Dtype, Ref, TensorType
+from planner.trace.flat import FlatGraph, place
+
+ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})
+RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"})
+CASTS = frozenset({"to", "_to_copy", "type_as"})
+IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
+RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "multinomial",
+                    "normal", "randperm", "native_dropout", "feature_dropout", "alpha_dropout", "rrelu"})
+
+
+def canonicalise(graph: FlatGraph) -> FlatGraph:
+    """Rewrite every node to its canonical form; drop those that nothing reads.
+
+    Raises ModelError for an operation that draws random numbers elsewhere than in dropout.
+    """
+    renamed: dict[str, str] = {}
+    types: dict[str, TensorType] = dict(graph.inputs)
+    gradients = set(graph.trainable)
+    nodes: list[Node] = []
+    for original in graph.nodes:
+        node = substitute(original, renamed)
+        if node.base.startswith(("_assert", "sym_constrain")):
+            continue
+        if node.base in RANDOM:
+            raise ModelError(place(node, graph.where), f"{node.base} draws random numbers in forward",
+                             "only dropout may: its masks are the same under every plan")
+        if "batch_norm" in node.base and dict(node.arguments).get("training", dict(node.arguments).get("train", False)):
+            raise ModelError(place(node, graph.where), f"{node.base} normalises by statistics over the batch",
+                             "they differ between micro-batches and plans; use a norm over each sample")
+        same_as = _idle(node, types, gradients)
+        if same_as is not None:
+            renamed[node.name] = same_as
+            continue
+        for made in _canonical_without_gradient(node, types, gradients):
+            types[made.name] = made.type
+            gradients |= {made.name} if made.differentiable else set()
+            nodes.append(made)
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    return prune(replace(graph, nodes=tuple(nodes), outputs=outputs))
+
+
+def substitute(node: Node, renamed: dict[str, str]) -> Node:
+    """The node with its operands renamed."""
+    if not any(name in renamed for name in node.operands):
+        return node
+    return replace(node, arguments=tuple((key, _renamed(value, renamed)) for key, value in node.arguments))
+
+
+def _renamed(value: Argument, renamed: dict[str, str]) -> Argument:
+    if isinstance(value, Ref):
+        return Ref(renamed.get(value.name, value.name))
+    if isinstance(value, tuple):
+        return tuple(_renamed(item, renamed) for item in value)
+    return value
+
+
+def prune(graph: FlatGraph) -> FlatGraph:
+    """Without the nodes whose values reach no output."""
+    wanted = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in wanted:
+            wanted.update(node.operands)
+            kept.append(node)
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str | None:
+    """The operand that the node merely repeats."""
+    arguments = dict(node.arguments)
+    operand = node.operands[0] if node.operands else ""
+    if operand not in types:
+        return None
+    same = types[operand] == node.type
+    if node.base in ALIASES or (node.base == "detach" and operand not in gradients):
+        return operand
+    if node.base == "copy" and isinstance(arguments["src"], Ref) and types[arguments["src"].name] == node.type:
+        return arguments["src"].name
+    if node.base in CASTS and same and node.differentiable == (operand in gradients):
+        return operand
+    if node.base in ("dropout", "dropout_") and (arguments["p"] == 0 or not arguments["train"]):
+        return operand
+    if node.base in IDLE_AT_SAME_TYPE and same and node.differentiable == (operand in gradients):
+        return operand if node.base != "slice" or arguments.get("step", 1) == 1 else None
+    return None
+
+
+def _canonical_without_gradient(node: Node, types: dict[str, TensorType], gradients: set[str]) -> Iterable[Node]:
+    """The canonical form; what was computed under ``no_grad`` reads detached values, so that the graph says so itself."""
+    carrying = [name for name in dict.fromkeys(node.operands) if name in gradients]
+    if node.differentiable or node.op in ("detach", "getitem") or not node.type.floating or not carrying:
+        yield from _canonical(node)
+        return
+    detached = {name: f"{node.name}_operand_{index}" for index, name in enumerate(carrying)}
+    for name, made in detached.items():
+        yield replace(node, name=made, op="detach", arguments=(("self", Ref(name)),), types=(types[name],))
+    yield from _canonical(substitute(node, detached))
+
+
+def _canonical(node: Node) -> Iterable[Node]:
+    arguments = dict(node.arguments)
+    if node.base in RESHAPES and node.types and Dtype not in map(type, arguments.values()):
+        yield replace(node, op="reshape", arguments=(("self", Ref(node.operands[0])), ("shape", node.type.shape)))
+    elif node.base in CASTS:
+        cast = (("self", Ref(node.operands[0])), ("dtype", Dtype(node.type.dtype)), ("non_blocking", False),
+                ("copy", False))
+        yield replace(node, op="to.dtype", arguments=cast)
+    elif node.base == "linear" and arguments["bias"] is not None:
+        product = replace(node, name=f"{node.name}_product",
+                          arguments=(("input", arguments["input"]), ("weight", arguments["weight"]), ("bias", None)))
+        yield product
+        yield _sum(node, product.name, arguments["bias"])
+    elif node.base == "addmm" and arguments["beta"] == arguments["alpha"] == 1:
+        product = replace(node, op="mm", name=f"{node.name}_product",
+                          arguments=(("self", arguments["mat1"]), ("mat2", arguments["mat2"])))
+        yield product
+        yield _sum(node, product.name, arguments["self"])
+    else:
+        yield node
+
+
+def _sum(node: Node, product: str, bias: Argument) -> Node:
+    return replace(node, op="add.Tensor", arguments=(("self", Ref(product)), ("other", bias), ("alpha", 1)))

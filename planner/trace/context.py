@@ -1,0 +1,58 @@
+"""Pass 8: part what depends on no parameter from what does, each such value computed once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from planner.ir.graph import Node
+from planner.ir.types import TensorType
+from planner.trace.canonical import prune, substitute
+from planner.trace.flat import FlatGraph
+
+
+def split_context(graph: FlatGraph) -> FlatGraph:
+    """Mark the parameter-free nodes as context and merge equal ones (rotary tables built anew in every layer)."""
+    graph = _merge_buffers(graph)
+    free = {name for name in graph.inputs if not name.startswith("parameter:")}
+    seen: dict[object, str] = {}
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    context: set[str] = set()
+    for original in graph.nodes:
+        node = substitute(original, renamed)
+        if all(operand in free for operand in node.operands):
+            first = seen.setdefault((node.op, node.arguments), node.name)
+            if first != node.name:
+                renamed[node.name] = first
+                continue
+            free.add(node.name)
+            context.add(node.name)
+        nodes.append(node)
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    split = prune(replace(graph, nodes=tuple(nodes), outputs=outputs, context=frozenset(context)))
+    return replace(split, context=frozenset(context & {node.name for node in split.nodes}))
+
+
+def _merge_buffers(graph: FlatGraph) -> FlatGraph:
+    """Read buffers of equal contents under the first one's name."""
+    distinct: dict[TensorType, list[str]] = {}
+    renamed: dict[str, str] = {}
+    for name, type_ in graph.inputs.items():
+        value = _value(graph, name)
+        if value is None:
+            continue
+        others = distinct.setdefault(type_, [])
+        same = next((other for other in others if torch.equal(value, graph.values[other.partition(":")[2]])), None)
+        if same is None:
+            others.append(name)
+        else:
+            renamed[name] = same
+    return replace(graph, nodes=tuple(substitute(node, renamed) for node in graph.nodes))
+
+
+def _value(graph: FlatGraph, name: str) -> Tensor | None:
+    kind, _, fqn = name.partition(":")
+    return graph.values.get(fqn) if kind == "buffer" else None

@@ -1,0 +1,197 @@
+"""Pass 2: torch.export of the whole training step, at an improbable batch.
+
+The batch is made symbolic by tracing with a large prime number of samples: every size and integer of the graph that it
+divides is that multiple of the batch. (torch's own symbolic shapes cost guards and time and turn shape arithmetic into
+nodes; everything here stays a literal.) A product of sizes is divisible only if one of them is; no size of the model
+may be, which is checked. Floats derived from the batch are refused where they are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import linecache
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from planner.ir.errors import ModelError, ShardwrightError
+from planner.ir.graph import BatchInput
+from planner.ir.types import BatchMultiple, TensorType
+from planner.trace.build import BuiltModel
+from planner.trace.lines import first_line, users_line
+from planner.trace.load import ModelSource
+
+BATCH = 1_000_003
+"""Samples of the traced batch: a prime beyond any size of a model."""
+
+IGNORED = -100
+"""Label of a token without loss (torch's own default for ``ignore_index``)."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The exported step and the batch inputs that it takes."""
+
+    where: str
+    program: ExportedProgram
+    batch_inputs: tuple[BatchInput, ...]
+    sequence: int
+
+
+class TrainingStep(nn.Module):
+    """Model and loss as one module: batch tensors in, loss (or its sum and weight) out."""
+
+    def __init__(self, model: nn.Module, accepted: Mapping[str, str], loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.accepted = accepted
+        self.loss = loss
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        outputs = self.model(**{argument: batch[name] for argument, name in self.accepted.items()})
+        return self.loss(outputs, batch)
+
+
+def export(source: ModelSource, built: BuiltModel, sequence: int | None) -> Exported:
+    """Trace the step. Raises ModelError, naming the source line, where torch.export cannot."""
+    _check_sizes(source, built, sequence)
+    with built.fake:
+        batch = _example_batch(source, built, sequence)
+    accepted = _accepted(source, built.module, batch)
+    loss = source.loss or default_loss
+    step = TrainingStep(built.module, accepted, loss)
+    with _quiet():
+        try:
+            with built.fake:
+                program = torch.export.export(step, (), {"batch": batch}, strict=False)
+            if _mutates(program):
+                program = program.run_decompositions({})
+        except ShardwrightError:
+            raise
+        except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
+            raise _untraceable(source.where, error) from error
+    given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
+    return Exported(source.where, program, given, sequence or 0)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of a failing export (whole graphs) or a user's forward prints: one error line suffices."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    unheard = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Cross-entropy over labels that are not ignored: [batch, seq, vocabulary] or [batch, classes] logits."""
+    logits = outputs.logits if hasattr(outputs, "logits") else outputs
+    if isinstance(logits, (tuple, list)):
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or logits.dim() not in (2, 3) or not logits.is_floating_point():
+        said = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError("the model's output", f"is {said}", "return logits [batch, seq, vocabulary], or define loss()")
+    labels = batch["labels"]
+    if labels.dim() != logits.dim() - 1:
+        raise ModelError("the model's output", f"has {logits.dim()} dims, the labels {labels.dim()}", "define loss()")
+    if logits.dim() == 3:
+        logits = logits.flatten(0, 1)
+        labels = labels.flatten()
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    weight = (labels != IGNORED).sum()
+    return loss, weight
+
+
+def _check_sizes(source: ModelSource, built: BuiltModel, sequence: int | None) -> None:
+    for parameter in built.parameters:
+        for extent in parameter.type.shape:
+            if isinstance(extent, int) and extent and extent % BATCH == 0:
+                raise ModelError(source.where, f"a size of parameter {parameter.fqn} is a multiple of {BATCH:,}",
+                                 "choose any other: this number stands for the batch while tracing")
+    if sequence is not None and (sequence < 1 or sequence % BATCH == 0):
+        raise ModelError("--seq", f"{sequence} is no sequence length", "give a positive number of tokens")
+
+
+def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None) -> dict[str, Tensor]:
+    if source.example_inputs is not None:
+        try:
+            given = source.example_inputs(BATCH, sequence)
+        except Exception as error:  # user code
+            raise ModelError(users_line(error) or source.where,
+                             f"example_inputs failed: {type(error).__name__}: {first_line(error)}") from error
+        if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
+            raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
+        for name, tensor in given.items():
+            if not tensor.dim() or tensor.shape[0] != BATCH or not str(name).isidentifier():
+                raise ModelError(source.where, f"example_inputs: {name} has shape {tuple(tensor.shape)}",
+                                 "the first dim must be the batch, the key an identifier")
+        return {str(name): tensor for name, tensor in given.items()}
+    if sequence is None:
+        raise ModelError("--seq", "is not given", "a language model needs the number of tokens of a sample")
+    ids = torch.zeros(BATCH, sequence, dtype=torch.int64)
+    return {"input_ids": ids, "labels": torch.zeros(BATCH, sequence, dtype=torch.int64)}
+
+
+def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, str]:
+    """Batch inputs by the argument of forward that takes them; the others are the loss's.
+
+    Labels go to the model only where it cannot do without them. A single required argument takes the tokens, whatever
+    its name.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    accepted = {name: name for name in batch if name in parameters and (name != "labels" or name in required)}
+    if not accepted and len(required) == 1:
+        accepted = {required[0]: next(iter(batch))}
+    if not accepted:
+        raise ModelError(source.where, f"forward takes {', '.join(parameters) or 'nothing'}",
+                         "name an argument input_ids, or define example_inputs(batch, seq)")
+    return accepted
+
+
+def _batch_input(name: str, tensor: Tensor) -> BatchInput:
+    shape = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
+    role = {"input_ids": "tokens", "labels": "targets"}.get(name, "other")
+    return BatchInput(name, TensorType(shape, str(tensor.dtype).removeprefix("torch.")), role)  # type: ignore[arg-type]
+
+
+def _mutates(program: ExportedProgram) -> bool:
+    """Whether some operation changes a tensor in place (torch then has to make the graph functional)."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def _untraceable(where: str, error: Exception) -> ModelError:
+    """The user's line and the construct, of whatever torch.export raised."""
+    line = users_line(error) or where
+    said = first_line(error)[:200]
+    code = _code_at(line)
+    if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
+        return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
+                          "the traced graph must be the same for all data")
+    return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", "write it in traceable tensor code")
+
+
+def _code_at(line: str) -> str:
+    """The source text of a ``file:line``, as ": text"."""
+    file, _, number = line.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return f": {text}" if text else ""

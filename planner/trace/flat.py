@@ -1,0 +1,292 @@
+"""Pass 3: the exported program as a flat list of nodes in our own vocabulary, symbolic in the batch.
+
+Values of a flat graph are named by what they are: ``parameter:<fqn>``, ``buffer:<fqn>``, ``batch:<name>``, or a node.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import BatchInput, Node, Source
+from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
+from planner.trace.build import BuiltModel
+from planner.trace.export import BATCH, Exported
+from planner.trace.lines import is_users
+
+RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
+
+
+@dataclass(frozen=True)
+class FlatGraph:
+    """A training step before it is cut into blocks.
+
+    ``inputs``: types of batch inputs, parameters and buffers by value name. ``outputs``: the user's loss, or its sum and
+    weight; after the loss pass always (sum, weight). ``classes``: class name of each module path. ``values``: data of
+    buffers by fqn. ``context``: names of the nodes that depend on no parameter (empty before the context pass).
+    """
+
+    where: str
+    batch_inputs: tuple[BatchInput, ...]
+    inputs: Mapping[str, TensorType]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    classes: Mapping[str, str]
+    values: Mapping[str, Tensor]
+    trainable: frozenset[str]
+    sequence: int
+    context: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def type_of(self, name: str) -> TensorType:
+        return self.inputs[name] if name in self.inputs else self.by_name[name].type
+
+
+def place(node: Node, where: str) -> str:
+    """What an error names: the user's line, else the model."""
+    return f"{node.source.file}:{node.source.line}" if node.source else where
+
+
+def extent_of(size: int) -> Extent:
+    """A size of the trace: a multiple of the traced batch stands for that multiple of the real one."""
+    return BatchMultiple(size // BATCH) if size and size % BATCH == 0 else size
+
+
+def tensor_type(value: Tensor) -> TensorType:
+    shape = tuple(extent_of(int(extent)) for extent in value.shape)
+    return TensorType(shape, str(value.dtype).removeprefix("torch."))
+
+
+def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
+    """Translate the exported program. Raises ModelError where it mutates a buffer or holds what no plan can follow."""
+    program = exported.program
+    _refuse_mutation(program, exported.where)
+    reader = _Reader(exported.where, built)
+    reader.read_inputs(program)
+    outputs = reader.read_nodes(program.graph_module, reader.names, no_gradient=False)
+    batch_inputs = tuple(
+        replace(given, type=reader.inputs.get(f"batch:{given.name}", given.type)) for given in exported.batch_inputs
+    )
+    return FlatGraph(
+        where=exported.where, batch_inputs=batch_inputs, inputs=reader.inputs, nodes=tuple(reader.nodes),
+        outputs=tuple(outputs), classes=reader.classes, values=reader.values, trainable=frozenset(reader.gradients),
+        sequence=exported.sequence,
+    )
+
+
+def _refuse_mutation(program: ExportedProgram, where: str) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            wrong = f"forward changes {'buffer ' + _own(spec.target or '') if spec.target else 'its input'} in place"
+            right = "statistics over a batch differ between micro-batches and plans; use a norm without running averages"
+            raise ModelError(where, wrong, right)
+
+
+def _own(name: str) -> str:
+    """A path in the user's model, of one in the exported wrapper."""
+    return "" if name == "model" else name.removeprefix("model.")
+
+
+class _Reader:
+    """Reads fx graphs into nodes; what it has read so far is its fields."""
+
+    def __init__(self, where: str, built: BuiltModel) -> None:
+        self.where, self.built = where, built
+        self.names: dict[fx.Node, Any] = {}
+        self.inputs: dict[str, TensorType] = {}
+        self.values: dict[str, Tensor] = dict(built.values)
+        self.classes: dict[str, str] = {}
+        self.nodes: list[Node] = []
+        self.used: set[str] = set()
+        self.trainable = {p.fqn for p in built.parameters if p.trainable}
+        self.gradients: set[str] = set()
+
+    def read_inputs(self, program: ExportedProgram) -> None:
+        placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        for spec in program.graph_signature.input_specs:
+            node = placeholders[spec.arg.name]
+            target = _own(spec.target or "")
+            target = self.built.canonical.get(target, target)
+            if spec.kind is InputKind.PARAMETER:
+                name = f"parameter:{target}"
+                self.gradients |= {name} if target in self.trainable else set()
+            elif spec.kind is InputKind.USER_INPUT:
+                name = f"batch:{node.name.removeprefix('batch_')}"
+            else:
+                name = f"buffer:{target}"
+                if spec.kind is InputKind.CONSTANT_TENSOR:
+                    self._keep_constant(target, program.constants[spec.target or ""])
+            self.names[node] = Ref(name)
+            if isinstance(node.meta.get("val"), Tensor):
+                self.inputs[name] = tensor_type(node.meta["val"])
+
+    def _keep_constant(self, fqn: str, value: Any) -> None:
+        value = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
+        if isinstance(value, Tensor):
+            self.values[fqn] = value
+
+    def read_nodes(self, module: fx.GraphModule, names: dict[fx.Node, Any], *, no_gradient: bool) -> list[str]:
+        """Append a graph's nodes; ``names`` maps fx nodes to references. Returns the names of its outputs."""
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return [self._output(self._argument(item, names, node)) for item in node.args[0] if item is not None]
+            if node.op == "get_attr":
+                names[node] = getattr(module, str(node.target))
+            elif node.op == "call_function":
+                self._read_call(module, node, names, no_gradient)
+        return []
+
+    def _output(self, value: Argument) -> str:
+        """The name of an output; a multiple of the batch, such as ``labels.numel()``, becomes a node."""
+        if isinstance(value, Ref):
+            return value.name
+        if not isinstance(value, BatchMultiple):
+            raise ModelError(self.where, f"loss() returned the number {value!r}", "it must be computed from the batch")
+        name = "batch_count"
+        while name in self.used:
+            name += "_"
+        self.used.add(name)
+        fill = (("size", ()), ("fill_value", value), ("dtype", Dtype("int64")))
+        self.nodes.append(Node(name, "full", fill, (TensorType((), "int64"),)))
+        return name
+
+    def _read_call(self, module: fx.GraphModule, node: fx.Node, names: dict[fx.Node, Any], no_gradient: bool) -> None:
+        target: Any = node.target
+        if target is operator.getitem:
+            whole: Any = node.args[0]
+            index: Any = node.args[1]
+            if isinstance(names[whole], list):  # the outputs of a region that was put in its place
+                names[node] = Ref(names[whole][index])
+            else:
+                self._append(node, "getitem", (("input", names[whole]), ("index", index)), names, no_gradient)
+        elif isinstance(target, torch._ops.HigherOrderOperator):
+            self._inline(node, names, no_gradient)
+        elif isinstance(target, torch._ops.OpOverload):
+            self._append(node, _op_name(target), self._arguments(node, names), names, no_gradient)
+        else:
+            name = getattr(target, "__name__", str(target))
+            raise ModelError(self._place(node), f"the size computation {name} has no fixed value")
+
+    def _inline(self, node: fx.Node, names: dict[fx.Node, Any], no_gradient: bool) -> None:
+        """Put the body of a no_grad (or disabled autocast) region in its place."""
+        kind = str(node.target)
+        arguments: list[Any] = [names[a] if isinstance(a, fx.Node) else a for a in node.args]
+        index = next((i for i, a in enumerate(arguments) if isinstance(a, fx.GraphModule)), None)
+        if index is not None and "set_grad_enabled" in kind:
+            no_gradient = no_gradient or not arguments[0]
+        elif index is None or "autocast" not in kind or arguments[2] is not False:
+            raise ModelError(self._place(node), f"the construct {kind} cannot be planned", "write it in plain tensor code")
+        region: fx.GraphModule = arguments[index]
+        placeholders = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        inner_names = dict(zip(placeholders, arguments[index + 1:], strict=True))
+        names[node] = self.read_nodes(region, inner_names, no_gradient=no_gradient)
+
+    def _append(
+        self, node: fx.Node, op: str, arguments: tuple[tuple[str, Argument], ...], names: dict[fx.Node, Any],
+        no_gradient: bool,
+    ) -> None:
+        name, count = node.name, 1
+        while name in self.used:
+            name, count = f"{node.name}_{count}", count + 1
+        self.used.add(name)
+        value = node.meta.get("val")
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        types = tuple(tensor_type(item) for item in values if isinstance(item, Tensor))
+        whole = node.args[0] if op == "getitem" and isinstance(node.args[0], fx.Node) else node
+        made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))
+        if types:
+            carries = any(operand in self.gradients for operand in made.operands)
+            differentiable = carries and types[0].floating and not no_gradient and op != "detach"
+            made = replace(made, differentiable=differentiable)
+            self.gradients |= {name} if differentiable else set()
+        elif not op.startswith("_assert"):
+            raise ModelError(self._place(node), f"control flow or a Python number depends on tensor values ({op})",
+                             "the traced graph must be the same for all data")
+        names[node] = Ref(name)
+        self.nodes.append(made)
+
+    def _module(self, node: fx.Node) -> str:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        for path, kind in stack:
+            name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+            self.classes[_own(str(path))] = name
+        return _own(str(stack[-1][0])) if stack else ""
+
+    def _arguments(self, node: fx.Node, names: dict[fx.Node, Any]) -> tuple[tuple[str, Argument], ...]:
+        pairs: list[tuple[str, Argument]] = []
+        assert isinstance(node.target, torch._ops.OpOverload)
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.name in RUNTIME_ARGUMENTS:
+                continue
+            if position < len(node.args):
+                value = node.args[position]
+            else:
+                value = node.kwargs.get(argument.name, argument.default_value)
+            pairs.append((argument.name, self._argument(value, names, node)))
+        return tuple(pairs)
+
+    def _argument(self, value: Any, names: dict[fx.Node, Any], node: fx.Node) -> Any:
+        if isinstance(value, fx.Node):
+            return names[value]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._argument(item, names, node) for item in value)
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            return value
+        if isinstance(value, int):
+            return extent_of(value)
+        if isinstance(value, float):
+            self._refuse_batch_float(value, node)
+            return value
+        if isinstance(value, torch.dtype):
+            return Dtype(str(value).removeprefix("torch."))
+        raise ModelError(self._place(node), f"an argument of {node.target} is a {type(value).__name__}")
+
+    def _refuse_batch_float(self, value: float, node: fx.Node) -> None:
+        """A float k / batch, k x batch or a root of it was computed in Python from the batch: wrong for any other."""
+        if not 1e-100 < abs(value) < 1e100:
+            return
+        ratio = abs(value) * BATCH
+        fraction = abs(value) < 1 and round(ratio) >= 1 and abs(ratio - round(ratio)) < 1e-9 * ratio
+        multiple = abs(value) >= BATCH and abs(value) < 2**53 and value % BATCH == 0
+        square = value * value if abs(value) >= 1 else 1 / (value * value)
+        root = 0 < round(square / BATCH) < 10_000 and math.isclose(square / BATCH, round(square / BATCH), rel_tol=1e-12)
+        if fraction or multiple or root:
+            raise ModelError(self._place(node), f"the number {value!r} in {node.target} was computed from the batch size",
+                             "compute it with tensors, or return (sum, weight) from the loss")
+
+    def _place(self, node: fx.Node) -> str:
+        source = source_of(node.meta.get("stack_trace"))
+        return f"{source.file}:{source.line}" if source else self.where
+
+
+def _op_name(target: torch._ops.OpOverload) -> str:
+    base, overload = target._schema.name.removeprefix("aten::"), target._schema.overload_name
+    return f"{base}.{overload}" if overload else base
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+@functools.lru_cache(maxsize=100_000)
+def source_of(stack_trace: str | None) -> Source | None:
+    """The innermost line of a stack trace that is not torch's own."""
+    frames = _FRAME.findall(stack_trace or "")
+    for file, line, code in reversed(frames):
+        if is_users(file):
+            return Source(file, int(line), code.strip())
+    return None

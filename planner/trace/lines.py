@@ -1,0 +1,35 @@
+"""Where in the user's own code an exception or a traced operation comes from."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from traceback import walk_tb
+
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_OURS = str(Path(__file__).parent)
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is the model's (its libraries' included): not torch's, Python's or the tracer's."""
+    standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+    return not (standard or "/torch/" in file or file.startswith((_OURS, "<")))
+
+
+def users_line(error: BaseException, folder: Path | None = None) -> str | None:
+    """``file:line`` of the innermost of the user's lines that an exception passed through.
+
+    Lines of files under ``folder`` come first. A syntax error names its own place.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    mine = [(file, line) for file, line in places if is_users(file)]
+    own = [(file, line) for file, line in mine if folder is not None and folder.resolve() in Path(file).resolve().parents]
+    chosen = (own or mine)[-1:]
+    return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that an exception says, else its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

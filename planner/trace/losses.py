@@ -1,0 +1,181 @@
+"""Pass 6: the loss as a sum of terms and their weight, so that micro-batches and ranks add up exactly.
+
+A plan divides the batch; an average of averages is not the average when ignored labels are spread unevenly. The step
+therefore sums terms, sums weights, and divides once. A scalar loss is taken apart here, or refused with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import Node
+from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
+from planner.trace.flat import FlatGraph, place
+
+MEAN, SUM = 1, 2  # torch's numbers of the reductions
+LABELLED = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"})
+ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+                         "binary_cross_entropy_with_logits", "soft_margin_loss", "kl_div"})
+LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
+ADDING = frozenset({"add", "sub", "stack", "cat"})
+ADVICE = "return (sum of the terms, their weight) from loss()"
+SCALAR_INT = TensorType((), "int64")
+
+
+def separate_loss(graph: FlatGraph) -> FlatGraph:
+    """The graph with two outputs, sum and weight. Raises ModelError for a loss that does not decompose."""
+    if len(graph.outputs) == 1:
+        graph = _Separator(graph).separate()
+    if len(graph.outputs) != 2:
+        raise ModelError(graph.where, f"loss() returned {len(graph.outputs)} values", ADVICE)
+    total, weight = graph.outputs
+    for name, what in ((total, "sum"), (weight, "weight")):
+        if name not in graph.by_name or graph.by_name[name].type.shape != ():
+            raise ModelError(graph.where, f"the loss's {what} is no scalar that loss() computed", ADVICE)
+    if not graph.by_name[total].differentiable:
+        raise ModelError(graph.where, "the loss depends on no trained parameter", ADVICE)
+    if graph.by_name[weight].differentiable:
+        raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
+    for name, what in ((total, "sum"), (weight, "weight")):
+        culprit = _not_additive(graph, name)
+        if culprit is not None:
+            wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
+            raise ModelError(place(culprit, graph.where), wrong, ADVICE)
+    return graph
+
+
+def _not_additive(graph: FlatGraph, name: str) -> Node | None:
+    """The node for which a value of parts of a batch does not add up to that of the whole; None where it does."""
+    node = graph.by_name[name]
+    arguments = dict(node.arguments)
+    if node.op == "full" and isinstance(arguments["fill_value"], BatchMultiple):
+        return None
+    summing = node.base == "sum" or arguments.get("reduction") == SUM
+    linear = (node.base in LINEAR and len(node.operands) == 1) or node.base in ADDING
+    plain = all(isinstance(value, (Ref, tuple)) for key, value in node.arguments if key == "other" and node.base in ADDING)
+    if not node.operands or not (summing or (linear and plain)):
+        return node
+    for operand in node.operands if linear else node.operands[:1]:
+        inside = graph.type_of(operand).shape
+        if summing and any(isinstance(extent, BatchMultiple) for extent in inside):
+            continue
+        culprit = _not_additive(graph, operand) if operand in graph.by_name else node
+        if culprit is not None:
+            return culprit
+    return None
+
+
+class _Separator:
+    """Walks from a scalar loss to its last reduction."""
+
+    def __init__(self, graph: FlatGraph) -> None:
+        self.graph = graph
+        self.added: list[Node] = []
+
+    def separate(self) -> FlatGraph:
+        total, weight = self.parts(self.graph.outputs[0])
+        nodes = (*self.graph.nodes, *self.added)
+        return replace(self.graph, nodes=nodes, outputs=(total, weight))
+
+    def parts(self, name: str) -> tuple[str, str]:
+        """Names of the sum and the weight whose ratio is the scalar ``name``."""
+        node = self.graph.by_name.get(name)
+        if node is None or node.type.shape != ():
+            raise ModelError(self.graph.where, "loss() returned no scalar", ADVICE)
+        arguments = dict(node.arguments)
+        if self._sums(node, arguments):
+            raise ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
+                             "return (loss_sum, weight) from loss(): a step divides the one by the other")
+        if node.base in LABELLED:
+            return self._labelled(node, arguments)
+        if node.base in ELEMENTWISE and arguments["reduction"] == MEAN:
+            count = self._count(self._whole(node, arguments))
+            return self._again(node, reduction=SUM), count
+        if node.op in ("mean", "sum") and isinstance(arguments["self"], Ref):
+            return self._reduced(node, arguments["self"].name)
+        if node.op in ("div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
+            return self._scaled(node, arguments["self"].name, arguments.get("other"))
+        if node.base == "add":
+            raise self._refuse(node, "it adds several averages, whose weights may differ")
+        raise self._refuse(node, f"it ends in {node.base}")
+
+    def _sums(self, node: Node, arguments: dict[str, Argument]) -> bool:
+        """Whether the node sums many terms into the scalar."""
+        operand = arguments.get("self")
+        scalar = isinstance(operand, Ref) and self.graph.type_of(operand.name).shape == ()
+        return arguments.get("reduction") == SUM or (node.base == "sum" and not scalar)
+
+    def _labelled(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
+        target = arguments["target"]
+        assert isinstance(target, Ref)
+        if arguments["reduction"] != MEAN:
+            raise self._refuse(node, "it is reduced in no known way")
+        if arguments["weight"] is not None:
+            raise self._refuse(node, "its mean is weighted by class")
+        if self.graph.type_of(target.name).floating:
+            logits = arguments["self"]
+            assert isinstance(logits, Ref)
+            shape = self.graph.type_of(logits.name).shape
+            return self._again(node, reduction=SUM), self._count((shape[0], *shape[2:]))
+        labels = self.graph.type_of(target.name)
+        counted = self._add("counted", "ne.Scalar", (("self", target), ("other", arguments["ignore_index"])),
+                            TensorType(labels.shape, "bool"), node)
+        weight = self._add("weight", "sum", (("self", Ref(counted)), ("dtype", None)), SCALAR_INT, node)
+        return self._again(node, reduction=SUM), weight
+
+    def _whole(self, node: Node, arguments: dict[str, Argument]) -> tuple[Argument, ...]:
+        first, second = (self.graph.type_of(name).shape for name in node.operands[:2])
+        if first != second:
+            raise self._refuse(node, "its operands have different shapes")
+        return first
+
+    def _reduced(self, node: Node, operand: str) -> tuple[str, str]:
+        if self.graph.type_of(operand).shape == ():
+            return self.parts(operand)
+        count = self._count(self.graph.type_of(operand).shape)
+        dtype = dict(node.arguments).get("dtype")
+        total = self._add("sum", "sum", (("self", Ref(operand)), ("dtype", dtype)), node.type, node, differentiable=True)
+        return total, count
+
+    def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
+        inner = self.graph.by_name.get(operand)
+        if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
+            summed = inner.op == "sum" or dict(inner.arguments).get("reduction") == SUM
+            if not summed or inner.type.shape != ():
+                raise self._refuse(node, "it divides what is no sum")
+            return operand, other.name if isinstance(other, Ref) else self._count((other,))
+        if isinstance(other, (Ref, BatchMultiple)):
+            raise self._refuse(node, f"it ends in {node.base} by a computed value")
+        total, weight = self.parts(operand)
+        arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
+        return self._add("scaled", node.op, arguments, node.type, node, differentiable=True), weight
+
+    def _again(self, node: Node, **changed: Argument) -> str:
+        arguments = tuple((key, changed.get(key, value)) for key, value in node.arguments)
+        return self._add("sum", node.op, arguments, node.type, node, differentiable=True)
+
+    def _count(self, shape: tuple[Argument, ...]) -> str:
+        """A weight that is the number of elements of a shape."""
+        number, batches = 1, 0
+        for extent in shape:
+            assert isinstance(extent, (int, BatchMultiple))
+            batches += isinstance(extent, BatchMultiple)
+            number *= extent.factor if isinstance(extent, BatchMultiple) else extent
+        if batches != 1:
+            raise ModelError(self.graph.where, "the loss averages over no dim of the batch", ADVICE)
+        fill = (("size", ()), ("fill_value", BatchMultiple(number)), ("dtype", Dtype("int64")))
+        return self._add("weight", "full", fill, SCALAR_INT, self.graph.by_name[self.graph.outputs[0]])
+
+    def _add(
+        self, name: str, op: str, arguments: tuple[tuple[str, Argument], ...], type_: TensorType, origin: Node,
+        differentiable: bool = False,
+    ) -> str:
+        unique = f"loss_{name}"
+        while unique in self.graph.by_name or any(unique == node.name for node in self.added):
+            unique += "_"
+        self.added.append(Node(unique, op, arguments, (type_,), origin.module, None, differentiable))
+        return unique
+
+    def _refuse(self, node: Node, reason: str) -> ModelError:
+        return ModelError(place(node, self.graph.where), f"the loss does not decompose into terms: {reason}", ADVICE)

@@ -1,0 +1,205 @@
+"""Checkpoints under the user's own FQNs, in torch's distributed checkpoint format.
+
+Every state key has the model's own whole shape; each rank writes and reads the boxes of it that it holds, so that a
+checkpoint saved under one plan resumes under any other. Optimizer state is kept as ``optimizer.exp_avg.<fqn>`` and
+``optimizer.exp_avg_sq.<fqn>``; ``training.json`` beside it holds what is not a tensor. A checkpoint is written into
+``step-00000010.partial`` and renamed when every rank is done, so that only complete ones carry the name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+
+from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner
+from .data import raise_together
+from .errors import ProgramError
+from .optimizer import LossScale, Optimizer
+from .parameters import Held
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_COMPLETE = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands: ``step`` steps done under ``seed`` (data and dropout follow), ``updates`` of them made.
+
+    ``aliases``: further names of tied parameters, each with the FQN it is tied to.
+    """
+
+    step: int
+    seed: int
+    updates: int
+    loss_scale: float
+    clean_steps: int
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def save(
+    directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, seed: int, loss_scale: LossScale,
+    aliases: Mapping[str, str],
+) -> Path:
+    """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: see :class:`Progress`."""
+    target = directory / f"step-{step:08d}"
+    partial = target.with_name(target.name + ".partial")
+    _write(partial, _boxed(parameters) | _moments(optimizer))
+    progress = Progress(step, seed, optimizer.updates, loss_scale.value, loss_scale.clean_steps, dict(aliases))
+    if dist.get_rank() == 0:
+        (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    dist.barrier()
+    return target
+
+
+def newest(directory: Path) -> Path | None:
+    """The newest complete checkpoint in a directory, or None. Collective: rank 0 looks, all get its answer."""
+    answer: list[Path | None] = [None]
+    if dist.get_rank() == 0 and directory.is_dir():
+        found = [path for path in directory.iterdir() if _COMPLETE.fullmatch(path.name) and path.is_dir()]
+        answer = [max(found, key=lambda path: path.name, default=None)]
+    dist.broadcast_object_list(answer, src=0)
+    return answer[0]
+
+
+def load(path: Path, parameters: Sequence[Held], optimizer: Optimizer, loss_scale: LossScale) -> Progress:
+    """Read parameters and optimizer state back, whatever plan wrote them. Collective.
+
+    Raises ProgramError where the checkpoint lacks a key or holds another shape.
+    """
+    error, progress = None, None
+    try:
+        progress = _progress(path)
+    except ProgramError as found:
+        error = found
+    raise_together(error)
+    assert progress is not None
+    _read(path, _boxed(parameters) | _moments(optimizer))
+    optimizer.updates = progress.updates
+    if loss_scale.enabled:
+        loss_scale.value, loss_scale.clean_steps = progress.loss_scale, progress.clean_steps
+    return progress
+
+
+def _progress(path: Path) -> Progress:
+    file = path / "training.json"
+    try:
+        return Progress(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        raise ProgramError(str(file), "missing or mangled", "a complete checkpoint") from None
+
+
+def load_parameters(path: Path, parameters: Sequence[Held]) -> None:
+    """Read parameters alone (``--init-from``), from a checkpoint or the newest in a directory of them. Collective."""
+    _read(path if (path / ".metadata").exists() else newest(path) or path, _boxed(parameters))
+
+
+def load_plain(path: Path) -> dict[str, Tensor]:
+    """All parameters of a checkpoint, whole, by every name they have: what the plain model's ``load_state_dict`` takes.
+
+    One process. Raises ProgramError where the checkpoint is not complete.
+    """
+    whole = _whole(path)
+    return whole | {alias: whole[fqn] for alias, fqn in _progress(path).aliases.items()}
+
+
+def _whole(path: Path) -> dict[str, Tensor]:
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    whole = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata) and not _is_moment(key, metadata)
+    }
+    read_state(whole, storage_reader=FileSystemReader(path), no_dist=True)
+    return whole
+
+
+def export(
+    file: Path, parameters: Sequence[Held], tensors: Sequence[Tensor | None], aliases: Mapping[str, str]
+) -> None:
+    """Write ``tensors`` (aligned with ``parameters``), whole and by FQN, to one file of ``torch.save``. Collective.
+
+    ``aliases``: further names of tied parameters, each with the FQN it is tied to.
+    """
+    partial = file.with_name(file.name + ".partial")
+    _write(partial, {
+        held.fqn: BoxedTensor(held.layout.shape, tensor, held.boxes)
+        for held, tensor in zip(parameters, tensors, strict=True) if tensor is not None
+    })
+    if dist.get_rank() == 0:
+        whole = _whole(partial)
+        torch.save(whole | {alias: whole[fqn] for alias, fqn in aliases.items() if fqn in whole}, file)
+        shutil.rmtree(partial)
+    dist.barrier()
+
+
+def export_start(file: Path, parameters: Sequence[Held], aliases: Mapping[str, str]) -> None:
+    """Write the parameters as they are now for the plain model. Collective."""
+    export(file, parameters, [held.local for held in parameters], aliases)
+
+
+def _boxed(parameters: Sequence[Held]) -> dict[str, BoxedTensor]:
+    """The parameters by key. Copies of a tied one hold the same boxes: every copy is filled on loading."""
+    return _merge((held.fqn, BoxedTensor(held.layout.shape, held.local, held.boxes)) for held in parameters)
+
+
+def _moments(optimizer: Optimizer) -> dict[str, BoxedTensor]:
+    return _merge(
+        (f"optimizer.{name}.{held.fqn}", BoxedTensor(held.layout.shape, tensor, held.boxes))
+        for name, tensors in optimizer.state().items()
+        for held, tensor in zip(optimizer.parameters, tensors, strict=True)
+    )
+
+
+def _merge(entries: Any) -> dict[str, BoxedTensor]:
+    merged: dict[str, BoxedTensor] = {}
+    for key, tensor in entries:
+        merged[key] = merged[key].with_copy(tensor) if key in merged else tensor
+    return merged
+
+
+def _is_moment(key: str, metadata: Mapping[str, Any]) -> bool:
+    prefixes = [f"optimizer.{name}." for name in MOMENTS]
+    return any(key.startswith(prefix) and key.removeprefix(prefix) in metadata for prefix in prefixes)
+
+
+def _write(path: Path, state: dict[str, BoxedTensor]) -> None:
+    if dist.get_rank() == 0:
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    write_state(state, storage_writer=FileSystemWriter(path), planner=BoxSavePlanner())
+
+
+def _read(path: Path, state: dict[str, BoxedTensor]) -> None:
+    error = None
+    try:
+        _check(path, FileSystemReader(path).read_metadata(), state)
+    except ProgramError as found:
+        error = found
+    except (OSError, EOFError, ValueError):
+        error = ProgramError(str(path), "no complete checkpoint", "a directory that --checkpoint wrote")
+    raise_together(error)
+    read_state(state, storage_reader=FileSystemReader(path), planner=BoxLoadPlanner())
+
+
+def _check(path: Path, metadata: Metadata, state: Mapping[str, BoxedTensor]) -> None:
+    for key, tensor in state.items():
+        entry = metadata.state_dict_metadata.get(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise ProgramError(str(path), f"holds no {key}", "a checkpoint of this model")
+        if tuple(entry.size) != tensor.shape:
+            raise ProgramError(str(path), f"{key} is {tuple(entry.size)}", f"this model's is {tensor.shape}")

@@ -1,0 +1,203 @@
+"""Batches: a pure function of (seed, step, sample), so that any plan sees the same ones and a resume needs no state."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import ProgramError
+from .hashing import seed_of
+
+FORMAT = "shardwright-tokens"
+WIDTHS = {"uint16": (2, torch.int16, 0xFFFF), "uint32": (4, torch.int32, 0xFFFFFFFF)}
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """A tensor of the batch: ``shape`` of one sample, dtype, exclusive bound ``high`` of integers (0: none).
+
+    ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    role: Literal["tokens", "targets", "other"]
+    high: int = 0
+
+
+class Source(Protocol):
+    """Where tokens come from."""
+
+    def sequence(self, index: int, length: int) -> Tensor:
+        """``length`` tokens of the sample that is ``index``-th in the whole training, int64."""
+
+
+class SyntheticTokens:
+    """Tokens that count up by a small stride and now and then jump: learnable, and a function of the seed alone."""
+
+    def __init__(self, seed: int, vocabulary: int) -> None:
+        self.seed, self.vocabulary = seed, vocabulary
+
+    def sequence(self, index: int, length: int) -> Tensor:
+        """See :class:`Source`."""
+        generator = torch.Generator().manual_seed(seed_of("tokens", self.seed, index))
+        jumps = torch.randint(self.vocabulary, (length,), generator=generator)
+        jumping = torch.rand(length, generator=generator) < 0.125
+        stride = torch.randint(1, 4, (1,), generator=generator)
+        jumping[0] = True
+        return torch.where(jumping, jumps, stride).cumsum(0) % self.vocabulary
+
+
+class TokenFile:
+    """A memory-mapped file of tokens: a line of JSON, then little-endian integers.
+
+    The line is ``{"format": "shardwright-tokens", "version": 1, "dtype": "uint16" or "uint32", "tokens": count}``.
+    Samples are the consecutive windows of ``length`` tokens (and one more, the last target), shuffled anew every epoch.
+    Raises ProgramError where the file is missing, not of this format, truncated, or too short for one window.
+    """
+
+    def __init__(self, path: Path, seed: int, length: int) -> None:
+        self.path, self.seed, self.length = path, seed, length
+        header, begin = self._header()
+        self.width, self._dtype, self._mask = WIDTHS[header["dtype"]]
+        self.tokens, self._begin = int(header["tokens"]), begin
+        present = (path.stat().st_size - begin) // self.width
+        if present < self.tokens:
+            raise ProgramError(str(path), f"truncated: {present} tokens", f"its header says {self.tokens}")
+        self.windows = (self.tokens - 1) // length
+        if self.windows < 1:
+            raise ProgramError(str(path), f"{self.tokens} tokens", f"one sample needs {length + 1}")
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._order: tuple[int, Tensor] | None = None
+
+    def sequence(self, index: int, length: int) -> Tensor:
+        """See :class:`Source`; ``length`` is the window and the one token after it."""
+        epoch, position = divmod(index, self.windows)
+        return self._read(int(self._permutation(epoch)[position]) * self.length, length)
+
+    def largest(self, part: int = 0, parts: int = 1) -> int:
+        """The largest token of one of ``parts`` equal parts of the file."""
+        each = -(-self.tokens // parts)
+        end, step = min((part + 1) * each, self.tokens), 2**22
+        return max((int(self._read(at, min(step, end - at)).max()) for at in range(part * each, end, step)), default=-1)
+
+    def _read(self, start: int, count: int) -> Tensor:
+        at = self._begin + start * self.width
+        raw = bytearray(self._bytes[at : at + count * self.width])
+        return torch.frombuffer(raw, dtype=self._dtype).to(torch.int64) & self._mask
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(seed_of("epoch", self.seed, epoch))
+            self._order = epoch, torch.randperm(self.windows, generator=generator)
+        return self._order[1]
+
+    def _header(self) -> tuple[dict[str, Any], int]:
+        right = "a token file, as examples/prepare_text.py writes it"
+        try:
+            with self.path.open("rb") as file:
+                line = file.readline(4096)
+        except OSError as error:
+            raise ProgramError(str(self.path), f"cannot be read ({error.strerror})", right) from None
+        try:
+            header = json.loads(line)
+        except ValueError:
+            header = None
+        if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("dtype") not in WIDTHS:
+            raise ProgramError(str(self.path), "no token file", right)
+        if not isinstance(header.get("tokens"), int) or header.get("version") != 1:
+            raise ProgramError(str(self.path), "a header without a count of tokens or of another version", right)
+        return header, len(line)
+
+
+class Batches:
+    """The local batch of every step: the data rank's consecutive samples of the global batch, for every input."""
+
+    def __init__(
+        self, inputs: Sequence[BatchInput], source: Source | None, seed: int, total: int, data_rank: int, data: int,
+        device: torch.device,
+    ) -> None:
+        self.inputs, self.source, self.seed, self.total, self.device = tuple(inputs), source, seed, total, device
+        local = total // data
+        self._own = range(data_rank * local, (data_rank + 1) * local)
+
+    def at(self, step: int) -> dict[str, Tensor]:
+        """The inputs of step ``step`` (from 0) by name, each [local batch, ...] on the device."""
+        samples = [self._sample((step * self.total) + index) for index in self._own]
+        return {
+            entry.name: torch.stack([sample[entry.name] for sample in samples]).to(self.device)
+            for entry in self.inputs
+        }
+
+    def _sample(self, index: int) -> Mapping[str, Tensor]:
+        tokens = next((entry for entry in self.inputs if entry.role == "tokens"), None)
+        sequence = None
+        if tokens is not None and self.source is not None:
+            sequence = self.source.sequence(index, tokens.shape[-1] + 1)
+        return {entry.name: self._value(entry, sequence, index) for entry in self.inputs}
+
+    def _value(self, entry: BatchInput, sequence: Tensor | None, index: int) -> Tensor:
+        if sequence is not None and entry.role == "tokens":
+            return sequence[:-1].reshape(entry.shape).to(entry.dtype)
+        if sequence is not None and entry.role == "targets" and entry.shape == (sequence.numel() - 1,):
+            return sequence[1:].to(entry.dtype)
+        generator = torch.Generator().manual_seed(seed_of("input", self.seed, index, entry.name))
+        if entry.dtype.is_floating_point:
+            return torch.randn(entry.shape, generator=generator, dtype=torch.float32).to(entry.dtype)
+        return torch.randint(entry.high or 2, entry.shape, generator=generator).to(entry.dtype)
+
+
+def make_batches(
+    inputs: Sequence[BatchInput], path: Path | None, seed: int, total: int, data_rank: int, data: int,
+    device: torch.device,
+) -> Batches:
+    """Batches of ``total`` samples a step from a token file, or synthetic ones. Collective where there is a file:
+    what is wrong with it on any rank is raised on all (ProgramError)."""
+    tokens = next((entry for entry in inputs if entry.role == "tokens"), None)
+    source: Source | None = None
+    if path is not None:
+        source = _checked_file(path, tokens, seed)
+    elif tokens is not None:
+        source = SyntheticTokens(seed, tokens.high)
+    return Batches(inputs, source, seed, total, data_rank, data, device)
+
+
+def _checked_file(path: Path, tokens: BatchInput | None, seed: int) -> TokenFile:
+    """The token file; its tokens are checked against the vocabulary in parts, one a rank."""
+    file, error = None, None
+    try:
+        if tokens is None:
+            raise ProgramError("--data", "this model takes no tokens", "leave it out")
+        file = TokenFile(path, seed, tokens.shape[-1])
+        largest = file.largest(dist.get_rank(), dist.get_world_size())
+        if largest >= tokens.high:
+            raise ProgramError(
+                str(path), f"holds token {largest}",
+                f"the model's vocabulary has {tokens.high} (0 to {tokens.high - 1})",
+            )
+    except ProgramError as found:
+        error = found
+    raise_together(error)
+    assert file is not None
+    return file
+
+
+def raise_together(error: ProgramError | None) -> None:
+    """Raise on every rank the error of the first rank that has one. Collective over the world."""
+    own = None if error is None else (error.where, error.wrong, error.right)
+    found: list[tuple[str, str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    for parts in found:
+        if parts is not None:
+            raise ProgramError(*parts)

@@ -1,0 +1,170 @@
+"""Starting a program: its arguments, its process group and mesh, and how it ends when its input is wrong.
+
+The only module that reads the environment (torchrun's RANK, WORLD_SIZE, LOCAL_RANK).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from .collectives import TensorAxis
+from .errors import ProgramError
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place in the mesh (rank order, slowest to fastest: pipeline, data, tensor).
+
+    ``data_mesh``: 1-D over the data ranks, or 2-D (replicate x shard) where a ZeRO group spans fewer. ``data_group``:
+    all data ranks. ``pipeline_group``: the ranks of one pipeline (None without).
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh
+    pipeline: int
+    pipeline_rank: int
+    pipeline_group: ProcessGroup | None
+    data: int
+    data_rank: int
+    data_mesh: DeviceMesh
+    data_group: ProcessGroup
+    tensor: TensorAxis
+
+
+@dataclass(frozen=True)
+class Options:
+    """The program's arguments. ``None``: what the plan says, or not asked for."""
+
+    steps: int
+    data: Path | None
+    seed: int
+    metrics: Path | None
+    checkpoint: Path | None
+    checkpoint_every: int
+    init_from: Path | None
+    export_start: Path | None
+    learning_rate: float
+    warmup: int
+    decay_steps: int
+    weight_decay: float
+    clip: float
+    compile: bool
+    dump_gradients: Path | None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments become the program's one kind of error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ProgramError instead of printing the usage on every rank."""
+        raise ProgramError("arguments", message, "see --help")
+
+
+def parse_options(arguments: Sequence[str] | None = None, **defaults: object) -> Options:
+    """The command line's options; ``defaults`` replace the built-in ones by name."""
+    parser = _Parser(description="Train the model that this program was emitted for.")
+    add = parser.add_argument
+    add("--steps", type=int, default=10, help="the last step, counted from the beginning of training")
+    add("--data", type=Path, help="token file (examples/prepare_text.py writes one); default: synthetic tokens")
+    add("--seed", type=int, default=0)
+    add("--metrics", type=Path, help="append one JSON line a step to this file")
+    add("--checkpoint", type=Path, help="save here, and resume from the newest complete checkpoint in it")
+    add("--checkpoint-every", type=int, default=0, help="steps between checkpoints; 0: only after the last step")
+    add("--init-from", type=Path, help="start from the parameters of this checkpoint, at step 0")
+    add("--export-start", type=Path, help="write the initial parameters to this file, for the plain model")
+    add("--learning-rate", type=float, default=3e-4)
+    add("--warmup", type=int, default=0, help="steps of linear warm-up")
+    add("--decay-steps", type=int, default=0, help="step at which a cosine decay of the rate ends; 0: constant")
+    add("--weight-decay", type=float, default=0.1)
+    add("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
+    add("--compile", action="store_true", help="compile every block")
+    add("--dump-gradients", type=Path, help="write the first step's whole gradients to this file")
+    parser.set_defaults(**defaults)
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.steps < 1:
+        raise ProgramError("--steps", str(options.steps), "a number of steps from 1 up")
+    if options.checkpoint_every < 0:
+        raise ProgramError("--checkpoint-every", str(options.checkpoint_every), "0 or more steps")
+    return options
+
+
+def start(
+    pipeline: int = 1, data: int = 1, tensor: int = 1, zero_group: int | None = None, device: str | None = None
+) -> World:
+    """Join the process group (made from torchrun's environment unless there is one) and lay the mesh over it.
+
+    ``zero_group``: data ranks that one ZeRO shard group spans (default: all). Raises ProgramError where the number of
+    processes is not what the plan was made for.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not dist.is_initialized():
+        _join(kind)
+    wanted = pipeline * data * tensor
+    if dist.get_world_size() != wanted:
+        raise ProgramError(
+            "torchrun", f"{dist.get_world_size()} processes",
+            f"this plan needs {wanted} (pipeline {pipeline} x data {data} x tensor {tensor})",
+        )
+    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
+    return _lay(place, pipeline, data, tensor, zero_group or data)
+
+
+def _join(kind: str) -> None:
+    backend = "nccl" if kind == "cuda" else "gloo"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def _lay(device: torch.device, pipeline: int, data: int, tensor: int, zero_group: int) -> World:
+    if zero_group == data:
+        mesh = init_device_mesh(device.type, (pipeline, data, tensor), mesh_dim_names=("pipeline", "data", "tensor"))
+        data_mesh = flat = mesh["data"]
+    else:
+        mesh = init_device_mesh(
+            device.type, (pipeline, data // zero_group, zero_group, tensor),
+            mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
+        )
+        data_mesh = mesh["replicate", "shard"]
+        flat = data_mesh._flatten("data")
+    axis = TensorAxis(mesh["tensor"].get_group() if tensor > 1 else None, mesh["tensor"].get_local_rank(), tensor)
+    return World(
+        rank=dist.get_rank(), size=dist.get_world_size(), device=device, mesh=mesh, pipeline=pipeline,
+        pipeline_rank=mesh["pipeline"].get_local_rank(),
+        pipeline_group=mesh["pipeline"].get_group() if pipeline > 1 else None,
+        data=data, data_rank=flat.get_local_rank(), data_mesh=data_mesh, data_group=flat.get_group(), tensor=axis,
+    )
+
+
+def main_guard(main: Callable[[], None]) -> None:
+    """Run ``main``; wrong input becomes one line from rank 0 and exit code 2 on every rank, without a traceback.
+
+    Such an error must be found by all ranks alike, or by one before the others wait for it.
+    """
+    try:
+        main()
+    except ProgramError as error:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

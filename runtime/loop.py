@@ -1,0 +1,181 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import checkpoint, metrics
+from .block import blocks_of
+from .data import Batches, BatchInput, make_batches
+from .dropout import DropoutStream
+from .errors import ProgramError
+from .initialize import Step, initialize
+from .launch import Options, World
+from .optimizer import LearningRate, LossScale, Optimizer, clip_factor, reduce_over_world, squared_norm
+from .parameters import Held, TiedParameter, held_by, require_gradients, zero_gradients
+from .schedule import Runner, Streams, run_step, split_batch
+from .tied import TiedGradients, sum_partial_gradients
+from .zero import Precision
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an emitted program hands to :func:`train`.
+
+    ``modules``: this rank's stage modules, ZeRO applied; ``runner``: their schedule. ``weigh``: the weight of a
+    micro-batch's terms, from its inputs. ``batch``: samples a step over all data ranks; ``microbatches`` a step on
+    each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN; ``decays``: weight decay by FQN;
+    ``aliases``: further names of tied parameters. ``tied``: those with copies in several stages, ``stage_ranks``: the
+    pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of one device in a second (0:
+    unknown). ``dropout``: stages take ``rng``.
+    """
+
+    world: World
+    modules: Sequence[nn.Module]
+    runner: Runner
+    weigh: Callable[..., Tensor]
+    inputs: Sequence[BatchInput]
+    batch: int
+    microbatches: int
+    sequence: int
+    precision: Precision
+    recipes: Mapping[str, Sequence[Step]]
+    decays: Mapping[str, bool] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    tied: Sequence[TiedParameter] = ()
+    stage_ranks: Sequence[int] = (0,)
+    flops: float = 0.0
+    peak_flops: float = 0.0
+    dropout: bool = False
+
+
+class Trainer:
+    """The state of a training run: parameters, optimizer, loss scale and the number of steps done."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.program, self.options, self.world = program, options, program.world
+        self.seed, self.done = options.seed, 0
+        initialize(program.modules, program.recipes, options.seed, self.world.device)
+        self.parameters: tuple[Held, ...] = held_by(program.modules, program.tied)
+        self.tied = TiedGradients(
+            self.world, {entry.fqn: [program.stage_ranks[stage] for stage in entry.stages] for entry in program.tied}
+        )
+        rate = LearningRate(options.learning_rate, options.warmup, options.decay_steps)
+        self.optimizer = Optimizer(self.parameters, rate, options.weight_decay, program.decays)
+        self.loss_scale = LossScale(program.precision == "fp16")
+        self._restore()
+        self.batches: Batches = make_batches(
+            program.inputs, options.data, self.seed, program.batch, self.world.data_rank, self.world.data,
+            self.world.device,
+        )
+
+    def gradients(self) -> tuple[float, float]:
+        """Forward and backward of the next step: (mean loss, gradient norm). Leaves gradients times the loss scale."""
+        batch = self.batches.at(self.done)
+        weight = global_weight(self.program, batch)
+        scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
+        loss_sum = run_step(self.program.runner, batch, scale, self._streams())
+        sum_partial_gradients(self.parameters, self.world.tensor)
+        self.tied.sum(self.parameters)
+        local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
+        total, squared = reduce_over_world(local)
+        return total / max(float(weight), 1e-30), math.sqrt(squared) / self.loss_scale.value
+
+    def step(self) -> tuple[float, float, float]:
+        """One step of training: (mean loss, gradient norm, learning rate)."""
+        loss, norm = self.gradients()
+        if self.done == 0:
+            require_gradients(self.parameters)
+            self._dump()
+        overflow = self.loss_scale.enabled and not math.isfinite(norm)
+        rate = self.optimizer.rate.at(self.done + 1)
+        if not overflow:
+            self.optimizer.step(self.done + 1, clip_factor(norm, self.options.clip) / self.loss_scale.value)
+        self.loss_scale.update(overflow)
+        zero_gradients(self.parameters)
+        self.done += 1
+        return loss, norm, rate
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps done, where one was asked for."""
+        if self.options.checkpoint is not None:
+            checkpoint.save(
+                self.options.checkpoint, self.parameters, self.optimizer, self.done, self.seed, self.loss_scale,
+                self.program.aliases,
+            )
+
+    def _restore(self) -> None:
+        found = None if self.options.checkpoint is None else checkpoint.newest(self.options.checkpoint)
+        if found is not None:
+            progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale)
+            self.done, self.seed = progress.step, progress.seed
+        elif self.options.init_from is not None:
+            checkpoint.load_parameters(self.options.init_from, self.parameters)
+        if self.options.export_start is not None:
+            checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases)
+
+    def _dump(self) -> None:
+        """Write the whole gradients, where that was asked for."""
+        if self.options.dump_gradients is not None:
+            gradients = [held.gradient for held in self.parameters]
+            checkpoint.export(self.options.dump_gradients, self.parameters, gradients, self.program.aliases)
+
+    def _streams(self) -> Streams | None:
+        if not self.program.dropout:
+            return None
+        step, world = self.done, self.world
+        return lambda index: DropoutStream(self.seed, step, index, world.data_rank, world.tensor.rank)
+
+
+def global_weight(program: Program, batch: Mapping[str, Tensor]) -> Tensor:
+    """The weight of all terms of a step, 0-dim float: over the micro-batches, then an all-reduce over the data axis."""
+    parts = [program.weigh(**chunk) for chunk in split_batch(batch, program.microbatches)]
+    weight = torch.stack([part.double() for part in parts]).sum()
+    dist.all_reduce(weight, group=program.world.data_group)
+    return weight
+
+
+def train(program: Program, options: Options) -> None:
+    """Train to step ``options.steps``; report every step from rank 0; save where asked."""
+    trainer = Trainer(program, options)
+    if options.compile:
+        if program.runner.split_backward:
+            raise ProgramError("--compile", "loses gradients under a zero-bubble schedule", "leave it out")
+        compile_blocks(program.modules)
+    while trainer.done < options.steps:
+        begin = time.perf_counter()
+        loss, norm, rate = trainer.step()
+        seconds = time.perf_counter() - begin
+        if program.world.rank == 0:
+            _report(program, options, metrics.StepReport(
+                trainer.done, loss, norm, rate, seconds, program.batch * program.sequence / seconds,
+                _mfu(program, seconds), metrics.peak_memory_bytes(program.world.device),
+            ))
+        last = trainer.done == options.steps
+        if last or (options.checkpoint_every and trainer.done % options.checkpoint_every == 0):
+            trainer.save()
+
+
+def compile_blocks(modules: Sequence[nn.Module]) -> None:
+    """Compile every block's forward in place; ZeRO's hooks stay outside of it."""
+    for module in modules:
+        for block in blocks_of(module):
+            block.forward = torch.compile(block.forward)
+
+
+def _mfu(program: Program, seconds: float) -> float:
+    available = program.peak_flops * program.world.size * seconds
+    return program.flops / available if available else 0.0
+
+
+def _report(program: Program, options: Options, report: metrics.StepReport) -> None:
+    print(report.line(options.steps), flush=True)
+    if options.metrics is not None:
+        metrics.append(options.metrics, report)

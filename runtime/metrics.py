@@ -1,0 +1,45 @@
+"""What a step reports: a line for people, a line of JSON for tools."""
+
+from __future__ import annotations
+
+import json
+import resource
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step. ``loss``: mean over the weighted terms; ``step_s``: seconds; ``memory_bytes``: this rank's peak."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    memory_bytes: int
+
+    def line(self, steps: int) -> str:
+        """The progress line."""
+        return (
+            f"step {self.step}/{steps}  loss {self.loss:.6f}  grad norm {self.grad_norm:.4f}  lr {self.lr:.2e}  "
+            f"{self.step_s:.3f} s  {self.tokens_per_s:,.0f} tokens/s  MFU {self.mfu:.1%}  "
+            f"{self.memory_bytes / 2**30:.2f} GiB"
+        )
+
+
+def append(path: Path, report: StepReport) -> None:
+    """Add one JSON line to a file, flushed."""
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(report)) + "\n")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The accelerator memory that tensors took at most, or the process's largest resident set where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

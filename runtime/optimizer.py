@@ -1,0 +1,140 @@
+"""AdamW on local shards, the gradient norm over the world, the learning rate and fp16's loss scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .parameters import Held
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """Linear warm-up over ``warmup`` steps to ``peak``; then constant, or a cosine to ``floor`` at ``decay_steps``."""
+
+    peak: float
+    warmup: int = 0
+    decay_steps: int = 0
+    floor: float = 0.1
+
+    def at(self, step: int) -> float:
+        """The rate of the update of step ``step`` (from 1)."""
+        if step <= self.warmup:
+            return self.peak * step / self.warmup
+        if not self.decay_steps:
+            return self.peak
+        done = min((step - self.warmup) / max(self.decay_steps - self.warmup, 1), 1.0)
+        return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class LossScale:
+    """fp16's dynamic loss scale: halved when a gradient overflows, doubled after ``interval`` steps without."""
+
+    def __init__(self, enabled: bool, value: float = 2.0**16, interval: int = 1000) -> None:
+        self.enabled, self.interval = enabled, interval
+        self.value = value if enabled else 1.0
+        self.clean_steps = 0
+
+    def update(self, overflow: bool) -> None:
+        """Take note of a step; all ranks must see the same."""
+        if not self.enabled:
+            return
+        self.clean_steps = 0 if overflow else self.clean_steps + 1
+        if overflow:
+            self.value = max(self.value / 2, 1.0)
+        elif self.clean_steps == self.interval:
+            self.value, self.clean_steps = self.value * 2, 0
+
+
+class Optimizer:
+    """torch's AdamW (Loshchilov and Hutter 2019) over the elements that this rank holds.
+
+    ``decays``: whether weight decay applies, by FQN (those that are not named: yes).
+    """
+
+    def __init__(
+        self, parameters: Sequence[Held], rate: LearningRate, weight_decay: float, decays: Mapping[str, bool],
+        betas: tuple[float, float] = (0.9, 0.95), epsilon: float = 1e-8,
+    ) -> None:
+        self.rate = rate
+        self.parameters = tuple(held for held in parameters if held.parameter.requires_grad)
+        self.shards = [nn.Parameter(held.local) for held in self.parameters]
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for held, shard in zip(self.parameters, self.shards, strict=True):
+            groups[decays.get(held.fqn, True)].append(shard)
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": shards, "weight_decay": weight_decay if decayed else 0.0}
+                for decayed, shards in groups.items() if shards
+            ],
+            lr=rate.peak, betas=betas, eps=epsilon,
+        )
+
+    def step(self, step: int, factor: float) -> float:
+        """Update with the gradients times ``factor``; returns the learning rate of this ``step`` (from 1)."""
+        learning_rate = self.rate.at(step)
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        for held, shard in zip(self.parameters, self.shards, strict=True):
+            shard.data, shard.grad = held.local, held.gradient
+        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
+        if factor != 1.0 and gradients:
+            torch._foreach_mul_(gradients, factor)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        return learning_rate
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """``exp_avg`` and ``exp_avg_sq`` aligned with :attr:`parameters`; zeros where no step was taken yet."""
+        for shard in self.shards:
+            if not self.adamw.state[shard]:
+                self.adamw.state[shard] = {
+                    "step": torch.zeros(()), "exp_avg": torch.zeros_like(shard.data),
+                    "exp_avg_sq": torch.zeros_like(shard.data),
+                }
+        return {name: [self.adamw.state[shard][name] for shard in self.shards] for name in ("exp_avg", "exp_avg_sq")}
+
+    @property
+    def updates(self) -> int:
+        """How many updates were made (steps that overflowed in fp16 make none)."""
+        return max((int(state["step"]) for state in self.adamw.state.values()), default=0)
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self.state()
+        for state in self.adamw.state.values():
+            state["step"].fill_(count)
+
+
+def squared_norm(parameters: Sequence[Held], device: torch.device) -> Tensor:
+    """This rank's part of the squared gradient norm, float64: local squared sums, each over its replication.
+
+    The sum over all ranks of the world counts every element of every parameter once.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for held in parameters:
+        if held.gradient is not None:
+            total += torch.linalg.vector_norm(held.gradient).double().square() / held.replication
+    return total
+
+
+def reduce_over_world(values: Sequence[Tensor]) -> list[float]:
+    """Sums of scalars over all ranks, in one all-reduce of float64."""
+    together = torch.stack([value.double() for value in values])
+    dist.all_reduce(together)
+    return [float(value) for value in together.tolist()]
+
+
+def global_norm(parameters: Sequence[Held], device: torch.device) -> float:
+    """The norm of all gradients of the model, one all-reduce over the world."""
+    return math.sqrt(reduce_over_world([squared_norm(parameters, device)])[0])
+
+
+def clip_factor(norm: float, largest: float) -> float:
+    """What gradients of ``norm`` are multiplied by to stay within ``largest`` (0: no limit); as torch has it."""
+    return min(1.0, largest / (norm + 1e-6)) if largest > 0 else 1.0

@@ -1,0 +1,41 @@
+"""Collectives on plain tensors, without gradients: torch's functional operators over a group named by its name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_operators = torch.ops._c10d_functional
+
+
+def all_reduce(x: Tensor, operation: Literal["sum", "max"], group: str) -> Tensor:
+    """``operation`` over the ranks' ``x``; a new tensor."""
+    return _operators.wait_tensor(_operators.all_reduce(x.contiguous(), operation, group))
+
+
+def all_gather(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
+    """The ranks' ``x`` joined along ``dim``."""
+    whole: Tensor = _operators.wait_tensor(_operators.all_gather_into_tensor(x.contiguous(), degree, group))
+    return whole if dim == 0 else torch.cat(whole.chunk(degree, 0), dim)
+
+
+def reduce_scatter(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
+    """The own part along ``dim`` of the sum over the ranks' ``x``."""
+    lined = x.contiguous() if dim == 0 else torch.cat(x.chunk(degree, dim), 0)
+    return _operators.wait_tensor(_operators.reduce_scatter_tensor(lined, "sum", degree, group))
+
+
+def all_to_all(x: Tensor, split_dim: int, concat_dim: int, degree: int, group: str) -> Tensor:
+    """Part ``i`` of ``x`` along ``split_dim`` goes to rank ``i``; what arrives is joined along ``concat_dim``."""
+    parts = torch.stack(x.chunk(degree, split_dim))
+    ones = [1] * degree
+    arrived = _operators.wait_tensor(_operators.all_to_all_single(parts, ones, ones, group))
+    return torch.cat(arrived.unbind(0), concat_dim)
+
+
+def narrow(x: Tensor, dim: int, degree: int, rank: int) -> Tensor:
+    """The own one of ``degree`` equal parts of ``x`` along ``dim``; a view."""
+    extent = x.size(dim) // degree
+    return x.narrow(dim, rank * extent, extent)

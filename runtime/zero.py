@@ -1,0 +1,210 @@
+"""ZeRO over the data axis, block by block, on FSDP2.
+
+What each stage does in a step of m micro-batches (P: parameter bytes; Rajbhandari et al. 2020, section 5):
+
+=====  ==========================================================  ====================================
+stage  settings                                                    traffic
+=====  ==========================================================  ====================================
+0      ``replicate``; gradients summed once                        P all-reduce
+1      kept whole from first forward to last backward;             P all-gather + P reduce-scatter
+       gradients accumulated whole, reduced once
+2      the same, but gradients reduced every micro-batch           P all-gather + m P reduce-scatter
+3      gathered for every forward and every backward               2 m P all-gather + m P reduce-scatter
+=====  ==========================================================  ====================================
+
+On a 2-D mesh (replicate x shard) the shards' gradients are summed over the replicas once a step besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+
+from .block import Block, blocks_of
+from .dropout import DropoutStream
+
+Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+MASTER_DTYPE = COMPUTE_DTYPE | {"bf16": torch.float32, "fp16": torch.float32}
+
+
+def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """Half precisions compute in half and reduce gradients in float32; the others are used throughout."""
+    if precision in ("bf16", "fp16"):
+        return MixedPrecisionPolicy(COMPUTE_DTYPE[precision], torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(cast_forward_inputs=False)
+
+
+def shard(
+    blocks: Sequence[Block | Sequence[Block]], zero: Sequence[int], mesh: DeviceMesh, precision: Precision
+) -> None:
+    """Apply ZeRO stage ``zero[i]`` to ``blocks[i]`` (several blocks that share a parameter: together, as one unit).
+
+    ``mesh``: the data ranks, 1-D, or 2-D (replicate x shard) where a shard group spans fewer ranks than the data axis.
+    """
+    policy = mixed_precision(precision)
+    for unit, stage in zip(blocks, zero, strict=True):
+        modules = [unit] if isinstance(unit, Block) else list(unit)
+        together: Any = modules if len(modules) > 1 else modules[0]
+        if stage == 0:
+            flat = mesh if mesh.ndim == 1 else mesh._flatten("data")
+            replicate(together, mesh=flat, mp_policy=policy)
+        else:
+            fully_shard(together, mesh=mesh, mp_policy=policy, reshard_after_forward=stage == 3)
+        for module in modules:
+            module.zero_stage, module.data_mesh = stage, mesh
+
+
+class Microbatching:
+    """Sets, before every backward pass, what the blocks of one stage module do with their gradients after it.
+
+    Makes ``stage`` the root of its blocks' communication; every block must have been given to :func:`shard`.
+    """
+
+    def __init__(self, stage: nn.Module) -> None:
+        blocks = blocks_of(stage)
+        mesh = blocks[0].data_mesh
+        assert mesh is not None
+        self.hybrid = mesh.ndim == 2
+        self.root: FSDPModule = fully_shard(stage, mesh=mesh, reshard_after_forward=False)
+        self.managed = [(block.zero_stage, as_managed(block)) for block in blocks]
+        for module in (self.root, *(module for _, module in self.managed)):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def before_backward(self, last: bool, synchronise: bool) -> None:
+        """``last``: no backward of this step follows; ``synchronise``: ZeRO 0 and 1 reduce their gradients in it."""
+        self.root.set_is_last_backward(last)
+        for stage, block in self.managed:
+            every = stage >= 2
+            block.set_requires_gradient_sync(every or synchronise, recurse=False)
+            if self.hybrid and every:
+                block.set_requires_all_reduce(synchronise, recurse=False)
+            block.set_reshard_after_backward(stage == 3 or last, recurse=False)
+
+    def hold(self) -> None:
+        """Nothing is reduced or freed by the next pass."""
+        self.root.set_is_last_backward(False)
+        self.root.set_requires_gradient_sync(False)
+        self.root.set_reshard_after_backward(False)
+
+    def reduce_accumulated(self) -> None:
+        """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it)."""
+        for stage, block in self.managed:
+            if stage == 2:
+                block.set_requires_gradient_sync(True, recurse=False)
+                if self.hybrid:
+                    block.set_requires_all_reduce(False, recurse=False)
+                for group in _parameter_groups(block):
+                    group.post_backward()
+
+
+def as_managed(block: nn.Module) -> FSDPModule:
+    """The block as what FSDP2 made of it. Raises ValueError where it was never given to :func:`shard`."""
+    if not isinstance(block, FSDPModule):
+        raise ValueError(f"block {getattr(block, 'name', '')} has no ZeRO stage")
+    return block
+
+
+def _parameter_groups(module: FSDPModule) -> list[Any]:
+    """FSDP2's groups of the module's own parameters; torch before 2.13 has at most one."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+class ZeroStage(PipelineStage):
+    """A pipeline stage whose blocks follow their ZeRO stages in every micro-batch.
+
+    torch's own stage accumulates whole gradients and reduces them once whatever the blocks were given; this one reduces
+    ZeRO-2 and ZeRO-3 blocks' after every backward pass. ``receives`` and ``sends``: the activations of one micro-batch
+    at the stage's edges (meta tensors, ``requires_grad`` set where a gradient flows back), none at the ends of the
+    chain.
+    """
+
+    def __init__(
+        self, module: nn.Module, index: int, count: int, device: torch.device, group: ProcessGroup,
+        receives: Sequence[Tensor] = (), sends: Sequence[Tensor] = (),
+    ) -> None:
+        self.control = Microbatching(module)
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        super().__init__(
+            module, index, count, device, input_args=tuple(receives),
+            output_args=tuple(sends) if index < count - 1 else (loss,), group=group,
+        )
+        self.split_backward = False
+        self.forward_slots: int | None = None
+        self.gradient_slots: int | None = None
+        self.loss_sums: list[Tensor] = []
+        self._microbatches, self._finished = 0, 0
+        self._streams: Callable[[int], DropoutStream] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError where a block's ZeRO stage loses gradients under the schedule that was chosen."""
+        if self.split_backward and any(stage == 3 for stage, _ in self.control.managed):
+            raise ValueError(
+                "a zero-bubble schedule parts the backward pass, and ZeRO-3 frees the parameters between the parts: "
+                "gradients would be lost. Use ZeRO 0-2 or another schedule"
+            )
+
+    def begin_step(self, microbatches: int, streams: Callable[[int], DropoutStream] | None) -> None:
+        """Forget the last step. ``streams``: the dropout stream of each micro-batch, where the model has dropout."""
+        self._microbatches, self._finished, self._streams = microbatches, 0, streams
+        self.loss_sums = []
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        """torch's, which makes a buffer for every micro-batch, with ``forward_slots`` buffers taken in turns."""
+        slots = min(self.forward_slots or num_microbatches, num_microbatches)
+        super()._setup_forward_recv_info(slots, has_backward)
+        for index in range(slots, num_microbatches):
+            self.args_recv_info[index] = self.args_recv_info[index % slots]
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        """torch's, with ``gradient_slots`` buffers taken in turns."""
+        slots = min(self.gradient_slots or num_microbatches, num_microbatches)
+        super()._setup_backward_recv_info(slots)
+        self.chunks = num_microbatches
+        for index in range(slots, num_microbatches):
+            self.grad_recv_info[index] = self.grad_recv_info[index % slots]
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
+        save_forward_output: bool = True,
+    ) -> Any:
+        """torch's, with the micro-batch's dropout stream among the arguments; keeps the loss sum of the last stage."""
+        extra = {} if self._streams is None else {"rng": self._streams(fwd_chunk_id)}
+        output = super().forward_one_chunk(fwd_chunk_id, args, {**(kwargs or {}), **extra}, save_forward_output)
+        if self.is_last:
+            self.loss_sums.append(output.detach().clone())
+        return output
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
+        """One backward pass, or its input or weight part, and what each block's ZeRO stage does after it."""
+        outputs = bwd_kwargs["stage_output"]
+        if backward_type == "input":
+            self.control.hold()
+            gradients, groups = stage_backward_input(
+                outputs, bwd_kwargs["output_grads"], bwd_kwargs["input_values"], self.submod.parameters()
+            )
+            return gradients, groups
+        self._finished += 1
+        last = self._finished == self._microbatches and not self.split_backward
+        if backward_type == "weight":
+            self.control.hold()
+            stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
+            self.control.reduce_accumulated()
+            return (), None
+        self.control.before_backward(last=last, synchronise=last)
+        return stage_backward(outputs, bwd_kwargs["output_grads"], bwd_kwargs["input_values"]), None

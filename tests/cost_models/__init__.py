@@ -1,0 +1,1 @@
+"""Cost models: kernels, collectives, memory, pipeline schedules."""

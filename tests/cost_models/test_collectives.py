@@ -1,0 +1,146 @@
+"""Collectives: hand-computed rings, the measured all-reduces, and that more bytes are never quicker."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models.collectives import CollectiveKind, collective_s, point_to_point_s, span_of
+from hardware_profiles import Chip, Cluster, Level, Link, resolve_cluster
+
+FAST = Link("fast", bandwidth_bytes_s=100.0, latency_s=0.0, efficiency=1.0, half_bytes=0.0, peer_bytes_s=100.0)
+SLOW = Link("slow", bandwidth_bytes_s=10.0, latency_s=0.0, efficiency=1.0, half_bytes=0.0, peer_bytes_s=10.0)
+CHIP = Chip("none", 1, 1.0, {}, {}, 1.0, 1.0, 1.0, 0.0, 0.0, 0)
+TOY = Cluster("toy", CHIP, (Level("node", 4, FAST), Level("fabric", 16, SLOW)), nodes=4, devices_per_node=4)
+DGX = resolve_cluster("dgx-a100-80gb:16")
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "members"),
+    [
+        (1, 1, []),
+        (2, 1, [(2, "fast")]),
+        (4, 1, [(4, "fast")]),
+        (8, 1, [(4, "fast"), (2, "slow")]),
+        (16, 1, [(4, "fast"), (4, "slow")]),
+        (4, 4, [(4, "slow")]),
+        (8, 2, [(2, "fast"), (4, "slow")]),
+        (2, 8, [(2, "slow")]),
+        (6, 1, [(4, "fast"), (2, "slow")]),
+        (4, 3, [(2, "fast"), (2, "slow")]),
+    ],
+)
+def test_a_span_counts_members_level_by_level(size: int, stride: int, members: list[tuple[int, str]]) -> None:
+    span = span_of(TOY, size, stride)
+    assert [(reach.members, reach.link.name) for reach in span.reaches] == members
+    assert span.even == ((size, stride) != (6, 1))
+
+
+@pytest.mark.parametrize(("size", "stride"), [(17, 1), (5, 4), (0, 1), (2, 0), (2, 16)])
+def test_a_group_that_does_not_fit_is_refused(size: int, stride: int) -> None:
+    with pytest.raises(ValueError, match="do not fit in 16 devices"):
+        span_of(TOY, size, stride)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_and_no_bytes_cost_nothing(kind: CollectiveKind) -> None:
+    assert collective_s(kind, span_of(TOY, 1, 1), 1e6) == 0
+    assert collective_s(kind, span_of(TOY, 4, 1), 0) == 0
+
+
+def test_rings_inside_a_node() -> None:
+    node = span_of(TOY, 4, 1)
+    assert collective_s("all_reduce", node, 400) == pytest.approx(2 * 3 / 4 * 400 / 100)
+    assert collective_s("all_gather", node, 100) == pytest.approx(3 * 100 / 100)
+    assert collective_s("reduce_scatter", node, 400) == pytest.approx(3 / 4 * 400 / 100)
+    assert collective_s("all_to_all", node, 400) == pytest.approx(3 / 4 * 400 / 100)
+
+
+def test_a_node_uses_the_cards_of_all_its_ranks() -> None:
+    """16 ranks, 4 a node: 40 bytes/s leave a node, less than the 100 that one rank passes on inside."""
+    assert collective_s("all_gather", span_of(TOY, 16, 1), 100) == pytest.approx(15 * 100 / 40)
+    assert collective_s("all_gather", span_of(TOY, 4, 4), 100) == pytest.approx(3 * 100 / 10)
+    assert collective_s("all_to_all", span_of(TOY, 16, 1), 160) == pytest.approx(12 / 16 * 160 / 10)
+
+
+def test_a_node_with_one_rank_of_the_group_lends_one_card() -> None:
+    assert collective_s("all_gather", span_of(TOY, 5, 1), 100) == pytest.approx(4 * 100 / 10)
+    assert collective_s("all_gather", span_of(TOY, 6, 1), 100) == pytest.approx(5 * 100 / 20)
+
+
+def test_hierarchical_all_reduce_is_taken_when_latency_rules() -> None:
+    wide = span_of(DGX, 128, 1)
+    small = collective_s("all_reduce", wide, 1024)
+    node, fabric = DGX.levels[0].link, DGX.levels[1].link
+    ring = 2 * (112 * node.latency_s + 16 * fabric.latency_s)
+    assert small < ring + max(node.start_s, fabric.start_s)
+
+
+def test_all_reduce_is_no_cheaper_than_its_wire() -> None:
+    span = span_of(TOY, 16, 1)
+    assert collective_s("all_reduce", span, 1600) == pytest.approx(2 * 15 / 16 * 1600 / 40)
+
+
+def test_reduce_scatter_mirrors_all_gather() -> None:
+    for size, stride in ((8, 1), (16, 8), (128, 1)):
+        span = span_of(DGX, size, stride)
+        gathered = collective_s("all_gather", span, 1e6)
+        assert collective_s("reduce_scatter", span, 1e6 * size) == pytest.approx(gathered)
+
+
+@given(st.sampled_from(KINDS), st.sampled_from([(2, 1), (8, 1), (16, 1), (16, 8), (12, 1), (128, 1)]), st.floats(1, 1e10))
+def test_more_bytes_are_never_quicker(kind: CollectiveKind, group: tuple[int, int], size: float) -> None:
+    span = span_of(DGX, *group)
+    assert collective_s(kind, span, size) <= collective_s(kind, span, size * 1.01)
+
+
+@given(st.sampled_from(KINDS), st.sampled_from([2, 4, 8]), st.floats(1e3, 1e10))
+def test_a_group_inside_a_node_is_never_slower_than_across(kind: CollectiveKind, size: int, bytes_in: float) -> None:
+    assert collective_s(kind, span_of(DGX, size, 1), bytes_in) <= collective_s(kind, span_of(DGX, size, 8), bytes_in)
+
+
+def test_an_unknown_collective_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown collective 'gossip'"):
+        collective_s("gossip", span_of(TOY, 4, 1), 1)  # type: ignore[arg-type]
+
+
+def test_a_pair_uses_the_innermost_level_that_holds_both() -> None:
+    assert point_to_point_s(TOY, 1, 100) == pytest.approx(1.0)
+    assert point_to_point_s(TOY, 4, 100) == pytest.approx(10.0)
+    assert point_to_point_s(TOY, 2, 100, rank=3) == pytest.approx(10.0)
+    assert point_to_point_s(TOY, 0, 100) == 0
+    with pytest.raises(ValueError, match="not both among 16"):
+        point_to_point_s(TOY, 16, 100)
+
+
+def test_pairwise_wiring_bounds_small_groups() -> None:
+    cluster = resolve_cluster("mi300x:1")
+    assert point_to_point_s(cluster, 1, 1e9) > 1e9 / 64e9
+    assert collective_s("all_reduce", span_of(cluster, 8, 1), 1e9) < 1e9 * 2 * 7 / 8 / 64e9
+
+
+MEASURED = Path(__file__).with_name("nccl_allreduce_measured.csv")
+"""All-reduces of 1 MiB to 1 GiB inside one node, from VIA-Research/vTrain@f8dda84, trace/*/AR_GPU*_1M_1024M_LUT."""
+
+
+@pytest.mark.parametrize(("gpu", "profile", "sizes", "bound"), [
+    ("a100", "dgx-a100-80gb", range(2, 9), 0.08),
+    ("v100", "dgx-v100", (2, 8), 0.12),
+])  # fmt: skip
+def test_measured_all_reduces_are_met(gpu: str, profile: str, sizes: Collection[int], bound: float) -> None:
+    cluster = resolve_cluster(f"{profile}:1")
+    errors = []
+    with MEASURED.open() as file:
+        for row in csv.DictReader(file):
+            if row["gpu"] == gpu and int(row["n_gpus"]) in sizes:
+                span = span_of(cluster, int(row["n_gpus"]), 1)
+                predicted = collective_s("all_reduce", span, float(row["size_MiB"]) * 2**20)
+                errors.append(abs(predicted / (float(row["time_us"]) * 1e-6) - 1))
+    assert mean(errors) < bound

@@ -1,0 +1,240 @@
+"""gpt: the model as 4 devices (pipeline 2 x data 2) run it.
+
+Local sizes everywhere; `tp` is the tensor axis, and every collective on it stands where it happens.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from runtime.block import Block as ParallelBlock
+
+HERE = Path(__file__).parent
+INITIAL = json.loads((HERE / "initialization.json").read_text())
+RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
+DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
+
+CONSTANTS = {}
+
+
+def make_positions(labels):
+    return torch.arange(16, device=labels.device)
+
+
+def make_flat_labels(labels):
+    return labels.reshape(-1)
+
+
+def make_weight(labels):
+    flat_labels = labels.reshape(-1)
+    counted = flat_labels != -100
+    return counted.sum()
+
+
+class Embedding(ParallelBlock):
+    """embedding · ZeRO 1"""
+
+    paths = ("tokens.weight", "positions.weight")
+
+    def __init__(self, name, tensor, bindings, constants):
+        super().__init__(name, tensor, bindings, constants)
+        self.declare("tokens.weight", (64, 32))
+        self.declare("positions.weight", (16, 32))
+
+    def forward(self, input_ids, positions_2):
+        return F.embedding(input_ids, self.tokens.weight) + F.embedding(positions_2, self.positions.weight)
+
+
+class Block(ParallelBlock):
+    """blocks.0 to blocks.2 · ZeRO 1 · recomputes attention"""
+
+    paths = (
+        "attention_norm.weight", "attention_norm.bias", "attention.qkv.weight", "attention.qkv.bias",
+        "attention.out.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward_norm.bias",
+        "feed_forward.up.weight", "feed_forward.up.bias", "feed_forward.down.weight",
+        "feed_forward.down.bias",
+    )
+
+    def __init__(self, name, tensor, bindings, constants):
+        super().__init__(name, tensor, bindings, constants)
+        self.declare("attention_norm.weight", (32,))
+        self.declare("attention_norm.bias", (32,))
+        self.declare("attention.qkv.weight", (96, 32))
+        self.declare("attention.qkv.bias", (96,))
+        self.declare("attention.out.weight", (32, 32))
+        self.declare("attention.out.bias", (32,))
+        self.declare("feed_forward_norm.weight", (32,))
+        self.declare("feed_forward_norm.bias", (32,))
+        self.declare("feed_forward.up.weight", (128, 32))
+        self.declare("feed_forward.up.bias", (128,))
+        self.declare("feed_forward.down.weight", (32, 128))
+        self.declare("feed_forward.down.bias", (32,))
+
+    def core(self, total):
+        # attention
+        query, key, value = total.split(32, dim=2)
+        query_2 = query.reshape(-1, 16, 4, 8).transpose(1, 2)
+        key_2 = key.reshape(-1, 16, 4, 8).transpose(1, 2)
+        value_2 = value.reshape(-1, 16, 4, 8).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query_2, key_2, value_2, is_causal=True)
+        return attended.transpose(1, 2).reshape(-1, 16, 32)
+
+    def forward(self, x):
+        # attention_norm
+        normed = F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias)
+        # attention.qkv
+        total = F.linear(normed, self.attention.qkv.weight, self.attention.qkv.bias)
+        merged = checkpoint(self.core, total, use_reentrant=False)
+        # attention.out
+        update = F.linear(merged, self.attention.out.weight, self.attention.out.bias)
+        x_2 = x + update
+        # feed_forward_norm
+        normed_2 = F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias)
+        # feed_forward.up
+        total_2 = F.linear(normed_2, self.feed_forward.up.weight, self.feed_forward.up.bias)
+        # feed_forward.gelu
+        expanded = F.gelu(total_2, approximate="tanh")
+        # feed_forward.down
+        update_2 = F.linear(expanded, self.feed_forward.down.weight, self.feed_forward.down.bias)
+        return x_2 + update_2
+
+
+class BlockStored(ParallelBlock):
+    """blocks.1 · ZeRO 1"""
+
+    paths = (
+        "attention_norm.weight", "attention_norm.bias", "attention.qkv.weight", "attention.qkv.bias",
+        "attention.out.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward_norm.bias",
+        "feed_forward.up.weight", "feed_forward.up.bias", "feed_forward.down.weight",
+        "feed_forward.down.bias",
+    )
+
+    def __init__(self, name, tensor, bindings, constants):
+        super().__init__(name, tensor, bindings, constants)
+        self.declare("attention_norm.weight", (32,))
+        self.declare("attention_norm.bias", (32,))
+        self.declare("attention.qkv.weight", (96, 32))
+        self.declare("attention.qkv.bias", (96,))
+        self.declare("attention.out.weight", (32, 32))
+        self.declare("attention.out.bias", (32,))
+        self.declare("feed_forward_norm.weight", (32,))
+        self.declare("feed_forward_norm.bias", (32,))
+        self.declare("feed_forward.up.weight", (128, 32))
+        self.declare("feed_forward.up.bias", (128,))
+        self.declare("feed_forward.down.weight", (32, 128))
+        self.declare("feed_forward.down.bias", (32,))
+
+    def forward(self, x):
+        # attention_norm
+        normed = F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias)
+        # attention
+        query, key, value = F.linear(normed, self.attention.qkv.weight, self.attention.qkv.bias).split(32, dim=2)
+        query_2 = query.reshape(-1, 16, 4, 8).transpose(1, 2)
+        key_2 = key.reshape(-1, 16, 4, 8).transpose(1, 2)
+        value_2 = value.reshape(-1, 16, 4, 8).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query_2, key_2, value_2, is_causal=True)
+        merged = attended.transpose(1, 2).reshape(-1, 16, 32)
+        # attention.out
+        update = F.linear(merged, self.attention.out.weight, self.attention.out.bias)
+        x_2 = x + update
+        # feed_forward_norm
+        normed_2 = F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias)
+        # feed_forward.up
+        total_2 = F.linear(normed_2, self.feed_forward.up.weight, self.feed_forward.up.bias)
+        # feed_forward.gelu
+        expanded = F.gelu(total_2, approximate="tanh")
+        # feed_forward.down
+        update_2 = F.linear(expanded, self.feed_forward.down.weight, self.feed_forward.down.bias)
+        return x_2 + update_2
+
+
+class Head(ParallelBlock):
+    """head · ZeRO 1"""
+
+    paths = ("norm.weight", "norm.bias", "tokens.weight")
+
+    def __init__(self, name, tensor, bindings, constants):
+        super().__init__(name, tensor, bindings, constants)
+        self.declare("norm.weight", (32,))
+        self.declare("norm.bias", (32,))
+        self.declare("tokens.weight", (64, 32))
+
+    def forward(self, x, flat_labels):
+        # norm
+        x_2 = F.layer_norm(x, (32,), self.norm.weight, self.norm.bias)
+        reshaped = F.linear(x_2, self.tokens.weight).reshape(-1, 64)
+        return F.cross_entropy(reshaped, flat_labels, reduction="sum")
+
+
+CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one
+    ("embedding", Embedding, ""),
+    ("blocks.0", Block, "blocks.0."),
+    ("blocks.1", BlockStored, "blocks.1."),
+    ("blocks.2", Block, "blocks.2."),
+    ("head", Head, ""),
+]
+CROSSING = {  # shape of one micro-batch, dtype, dim split over the tensor axis, whether a gradient returns
+    "x": ((1, 16, 32), torch.float32, None, True),
+}
+SHARED = {"tokens.weight": (0, 4)}
+ALIASES = {"head.weight": "tokens.weight"}
+
+
+class Stage(nn.Module):
+    """Blocks first to last (exclusive) of the chain; the last stage returns the loss."""
+
+    def __init__(self, first, last, tensor):
+        super().__init__()
+        self.first, self.last = first, last
+        self.receives = {0: (), 2: ("x",)}[first]
+        self.sends = {0: ("x",), 2: ()}[first]
+        blocks, owners = [], {}
+        for name, cls, keys in CHAIN[first:last]:
+            if isinstance(keys, str):
+                keys = {path: f"{keys}{path}" for path in cls.paths}
+            block = cls(name, tensor, keys, CONSTANTS)
+            for path in block.declarations:
+                if keys[path] in owners:
+                    block.share(path, *owners[keys[path]])
+                owners.setdefault(keys[path], (block, path))
+            blocks.append(block)
+        self.embedding = nn.ModuleList(blocks[max(0 - first, 0) : max(1 - first, 0)])
+        self.blocks = nn.ModuleList(blocks[max(1 - first, 0) : max(4 - first, 0)])
+        self.head = nn.ModuleList(blocks[max(4 - first, 0) : max(5 - first, 0)])
+
+    def units(self):
+        """Indices of the blocks that are sharded together: those that share a parameter."""
+        units = []
+        for index in range(self.first, self.last):
+            tied = [unit for unit in units if any({unit[0], index} <= set(blocks) for blocks in SHARED.values())]
+            if tied:
+                tied[0].append(index)
+            else:
+                units.append([index])
+        return units
+
+    def forward(self, *received, input_ids, labels):
+        if received:
+            (x,) = received
+        if self.embedding:
+            positions = make_positions(labels)
+        if self.head:
+            flat_labels = make_flat_labels(labels)
+        for block in self.embedding:
+            x = block(input_ids, positions)
+        for block in self.blocks:
+            x = block(x)
+        for block in self.head:
+            loss = block(x, flat_labels)
+        if self.last == 5:
+            return loss
+        return x
+
+
+def weigh(input_ids, labels):
+    """Weight of all terms of one micro-batch's loss."""
+    return make_weight(labels)

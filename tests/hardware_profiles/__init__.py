@@ -1,0 +1,1 @@
+"""Hardware profiles: units, reader, clusters."""

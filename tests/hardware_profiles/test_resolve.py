@@ -1,0 +1,158 @@
+"""Profiles are read strictly, in SI, and a resolved cluster survives the file beside a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import (
+    ProfileFormatError,
+    cluster_from_yaml,
+    cluster_to_yaml,
+    describe,
+    profile_names,
+    resolve_cluster,
+)
+
+PROFILES = (
+    "dgx-a100-40gb", "dgx-a100-80gb", "dgx-b200", "dgx-h100", "dgx-h200", "dgx-v100",
+    "gb200-nvl72", "local-cpu", "mi300x", "tpu-v4",
+)  # fmt: skip
+
+
+def test_every_promised_profile_is_there() -> None:
+    assert profile_names() == PROFILES
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_resolved_cluster_round_trips_exactly(name: str) -> None:
+    cluster = resolve_cluster(f"{name}:3")
+    again = cluster_from_yaml(cluster_to_yaml(cluster))
+    assert again == cluster
+    assert again.fingerprint == cluster.fingerprint
+    kept = again.sources.keys() & cluster.sources.keys()
+    assert {path: again.sources[path] for path in kept} == {path: cluster.sources[path] for path in kept}
+    assert not {path for path in cluster.sources if path.startswith("chip.")} - kept
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_number_has_a_kind_and_a_source(name: str) -> None:
+    rows = describe(name)
+    assert len(rows) > 15
+    assert {row.kind for row in rows} <= {"datasheet", "measured", "fitted"}
+    assert all(len(row.source) > 3 for row in rows)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_numbers_are_of_the_right_magnitude(name: str) -> None:
+    cluster = resolve_cluster(f"{name}:1")
+    chip = cluster.chip
+    assert chip.reserve_bytes < chip.memory_bytes // 4
+    assert all(1e10 < peak < 1e16 for peak in chip.peak_flops.values())
+    assert 1e10 < chip.memory_bandwidth < 1e13
+    assert all(level.link.rate(2) < chip.memory_bandwidth for level in cluster.levels)
+
+
+def test_datasheet_numbers_are_si() -> None:
+    cluster = resolve_cluster("dgx-a100-80gb:4")
+    assert cluster.devices == 32
+    assert cluster.chip.peak("bfloat16") == 312e12
+    assert cluster.chip.memory_bandwidth == pytest.approx(2.039e12)
+    node, fabric = cluster.levels
+    assert (node.size, fabric.size) == (8, 32)
+    assert fabric.link.bandwidth_bytes_s == 25e9
+    assert node.link.bandwidth_bytes_s == 300e9
+
+
+def test_levels_follow_the_devices_used() -> None:
+    assert [level.size for level in resolve_cluster("dgx-h100:2x4").levels] == [4, 8]
+    assert [level.size for level in resolve_cluster("dgx-h100:1").levels] == [8]
+    assert [level.size for level in resolve_cluster("dgx-h100:4x1").levels] == [1, 4]
+    assert [level.size for level in resolve_cluster("gb200-nvl72:2").levels] == [72, 144]
+    assert [level.size for level in resolve_cluster("tpu-v4:64").levels] == [16, 256]
+    assert resolve_cluster("local-cpu:1x4").devices == 4
+
+
+def test_the_fingerprint_follows_the_numbers_not_the_sources() -> None:
+    assert resolve_cluster("dgx-h100:1").fingerprint != resolve_cluster("dgx-h100:2").fingerprint
+    text = cluster_to_yaml(resolve_cluster("dgx-h100:1"))
+    assert cluster_from_yaml(text.replace("NVIDIA", "vendor")).fingerprint == resolve_cluster("dgx-h100:1").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("dgx-z100:1", "unknown profile 'dgx-z100'; use one of dgx-a100-40gb"),
+        ("dgx-z100", "unknown profile 'dgx-z100'; use one of dgx-a100-40gb"),
+        ("dgx-h100", "does not say how many nodes; write PROFILE:NODES"),
+        ("dgx-h100:0", "no positive number of nodes"),
+        ("dgx-h100:-2", "no positive number of nodes"),
+        ("dgx-h100:two", "no positive number of nodes"),
+        ("dgx-h100:2x0", "no positive number of nodes"),
+        ("dgx-h100:", "no positive number of nodes"),
+        ("dgx-h100:1x9", "9 devices a node in 'dgx-h100:1x9'; a node of dgx-h100 has 8"),
+        ("nowhere.yaml", "nowhere.yaml: cannot be read"),
+        ("", "unknown profile ''"),
+    ],
+)
+def test_a_wrong_spec_says_what_would_be_right(spec: str, says: str) -> None:
+    with pytest.raises(ProfileFormatError) as caught:
+        resolve_cluster(spec)
+    assert says in str(caught.value)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_overrides_a_profile(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "base: dgx-a100-80gb\nnodes: 16\nlinks:\n  fabric:\n"
+        "    bandwidth: {value: 100, unit: Gbit/s, kind: datasheet, source: our invoice}\n",
+    )
+    cluster = resolve_cluster(path)
+    assert (cluster.name, cluster.devices) == ("mine", 128)
+    assert cluster.levels[1].link.bandwidth_bytes_s == 12.5e9
+    assert cluster.levels[1].link.latency_s == resolve_cluster("dgx-a100-80gb:16").levels[1].link.latency_s
+    assert resolve_cluster(f"{path}:2x4").devices == 8
+
+
+def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
+    cluster = resolve_cluster("tpu-v4:8")
+    assert resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("base: dgx-h100\n", "does not say how many nodes"),
+        ("base: dgx-z100\nnodes: 1\n", "unknown profile 'dgx-z100'"),
+        ("base: [1]\nnodes: 1\n", "base: [1] is no name"),
+        ("base: dgx-h100\nnodes: 0\n", "nodes"),
+        ("base: dgx-h100\nnodes: 1.5\n", "nodes"),
+        ("base: dgx-h100\nnodes: 1\ncolour: red\n", "colour"),
+        ("- 1\n", "holds no mapping"),
+        ("a: [\n", "is not YAML at line 2"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: {unit: GBps}}\n", "chip.memory: unit 'GBps' is not one of bytes"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: fast}}\n", "chip.memory.value"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: 0}}\n", "chip.memory: 0.0 is not positive"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: .inf}}\n", "chip.memory.value"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: 80}\n", "chip.memory"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory_efficiency: {value: 1.2}}\n", "1.2 is above 1"),
+        ("base: dgx-h100\nnodes: 1\nlinks: {fabric: {size: 4}}\n", None),
+        ("base: dgx-h100\nnodes: 4\nlinks: {fabric: {size: 16}}\n", "the links reach 16 of 32 devices"),
+    ],
+)
+def test_a_wrong_file_names_the_field(tmp_path: Path, text: str, says: str | None) -> None:
+    path = write(tmp_path, text)
+    if says is None:
+        assert resolve_cluster(path).devices == 8
+        return
+    with pytest.raises(ProfileFormatError) as caught:
+        resolve_cluster(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,1 @@
+"""Tests of the shared types and their JSON form."""

@@ -1,0 +1,72 @@
+"""The plain model in one process: the oracle that knows nothing of plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, BETAS, EPSILON = 1e-2, 2, 0.1, 0.5, (0.9, 0.95), 1e-8
+ARGUMENTS = (
+    "--learning-rate", str(LEARNING_RATE), "--warmup", str(WARMUP), "--weight-decay", str(WEIGHT_DECAY),
+    "--clip", str(CLIP), "--seed", "3",
+)
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Reference:
+    """First-step loss and gradients, and the loss of each of the steps."""
+
+    gradients: Mapping[str, Tensor]
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+
+
+def train_plainly(model: nn.Module, batches: list[Mapping[str, Tensor]]) -> Reference:
+    """Train the plain ``model`` (its weights as they are) on whole batches, with AdamW, clipping and warm-up."""
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}],
+        lr=LEARNING_RATE, betas=BETAS, eps=EPSILON,
+    )
+    gradients: dict[str, Tensor] = {}
+    losses, norms = [], []
+    for step, batch in enumerate(batches, start=1):
+        logits = model(batch["input_ids"])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        if not gradients:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
+        factor = min(1.0, CLIP / (norm + 1e-6))
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.mul_(factor)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        norms.append(norm)
+    return Reference(gradients, tuple(losses), tuple(norms))
+
+
+def worst_gradient(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[str, float]:
+    """The parameter whose gradient is furthest off, in units of the tolerance: max|g - ref| over
+    1e-9 x the larger of max|ref| and 1e-3 of the model's largest gradient. Missing ones are infinitely off."""
+    largest = max(float(g.abs().max()) for g in expected.values())
+    worst = ("", 0.0)
+    for name, reference in expected.items():
+        if name not in actual or actual[name].shape != reference.shape:
+            return name, math.inf
+        tolerance = 1e-9 * max(float(reference.abs().max()), 1e-3 * largest)
+        error = float((actual[name] - reference).abs().max()) / tolerance
+        if not error <= worst[1]:
+            worst = (name, error)
+    return worst

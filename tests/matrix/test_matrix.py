@@ -1,0 +1,139 @@
+"""The emitted program equals the plain model: loss, every gradient, five AdamW steps; over a pairwise design of plans.
+
+Two factors at a time, every legal pair of values is in some plan (tests/matrix/pairwise.py), for both examples, plus a
+model whose names mean nothing. Float64 on gloo.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from codegen import emit
+from planner.ir.graph import ModelGraph
+from planner.trace import load_model, trace_model
+from runtime.data import Batches, BatchInput, SyntheticTokens
+from runtime.initialize import initial_value
+from tests.matrix.build import Row, make_plan, rows_of
+from tests.matrix.pairwise import pairs_of, pairwise
+from tests.matrix.reference import ARGUMENTS, SEED, Reference, train_plainly, worst_gradient
+from tests.matrix.workers import Workers
+
+MODELS = Path(__file__).parent / "models.py"
+STEPS = 5
+SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", *SPLIT_BACKWARD)
+FACTORS: Mapping[str, tuple[object, ...]] = {
+    "tensor": (1, 2, 4),
+    "sequence_parallel": (False, True),
+    "pipeline": (1, 2, 4),
+    "schedule": ("none", *SCHEDULES),
+    "data": (1, 2, 4),
+    "zero": (0, 1, 2, 3, "mixed"),
+    "recompute": ("none", "selective", "full", "mixed"),
+    "accumulation": (1, 2, 4),
+}
+
+
+def legal(row: Mapping[str, object]) -> bool:
+    """What the planner may decide on eight ranks."""
+    tensor, pipeline, data, accumulation = (int(str(row[k])) for k in ("tensor", "pipeline", "data", "accumulation"))
+    if tensor * pipeline * data > 8 or (row["sequence_parallel"] and tensor == 1):
+        return False
+    if (row["schedule"] == "none") != (pipeline == 1) or (pipeline > 1 and accumulation < pipeline):
+        return False
+    return row["schedule"] not in SPLIT_BACKWARD or (row["zero"] not in (3, "mixed") and row["recompute"] == "none")
+
+
+DESIGN = pairwise(FACTORS, legal, lambda row: 1.0)
+ROWS = rows_of(DESIGN)
+CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
+    ("nameless", Row(tensor=2, pipeline=2, data=2, accumulation=2, zero="mixed", recompute="mixed", sequence_parallel=True)),
+    ("gpt", Row(data=4, zero_group=2, zero=3, accumulation=2)),
+    ("llama", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
+]
+
+
+@cache
+def graph_of(model: str) -> ModelGraph:
+    return trace_model(load_model(f"{MODELS}:{model}", {}, None), sequence=20 if "gpt" in model else 24, dtype="float64")
+
+
+def built_in_float64(model: str) -> nn.Module:
+    """Constants too (rotary frequencies) are made in float64, as the tracer makes them."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return load_model(f"{MODELS}:{model}", {}, None).build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@cache
+def reference_of(model: str, batch: int) -> Reference:
+    """The plain model, trained in this process on the same batches from the same start."""
+    graph = graph_of(model)
+    plain = built_in_float64(model)
+    start = {
+        p.fqn: initial_value(p.fqn, p.type.sizes(1), torch.float64, [(s.op, *s.arguments) for s in p.init], SEED)
+        for p in graph.parameters
+    }
+    for parameter in graph.parameters:
+        for name in (parameter.fqn, *parameter.aliases):
+            start[name] = start[parameter.fqn]
+    missing, unexpected = plain.load_state_dict(start, strict=False)
+    assert not unexpected and not set(missing) & dict(plain.named_parameters()).keys()
+    inputs = [
+        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
+    ]
+    vocabulary = next(i.high for i in graph.batch_inputs if i.role == "tokens")
+    source = SyntheticTokens(SEED, vocabulary)
+    batches = Batches(inputs, source, SEED, batch, 0, 1, torch.device("cpu"))
+    return train_plainly(plain, [batches.at(step) for step in range(STEPS)])
+
+
+@pytest.fixture(scope="module")
+def workers() -> object:
+    group = Workers(8)
+    yield group
+    group.stop()
+
+
+def run(workers: Workers, directory: Path, world: int) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses and norms of every step, and the first step's gradients, of an emitted program."""
+    metrics, gradients = directory / "metrics.jsonl", directory / "gradients.pt"
+    outcomes = workers.run(directory, world, [
+        *ARGUMENTS, "--steps", str(STEPS), "--metrics", str(metrics), "--dump-gradients", str(gradients),
+    ])
+    failed = [outcome for outcome in outcomes if outcome.code]
+    assert not failed, failed[0].error
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line["loss"] for line in lines], [line["grad_norm"] for line in lines], torch.load(gradients)
+
+
+def assert_equal_to_plain(workers: Workers, model: str, row: Row, directory: Path) -> None:
+    plan = make_plan(graph_of(model), row)
+    emit(plan, graph_of(model), directory, prediction=None, plan_yaml="format: 1\n")
+    reference = reference_of(model, plan.batch.total)
+    losses, norms, gradients = run(workers, directory, row.devices)
+    name, error = worst_gradient(gradients, reference.gradients)
+    assert error <= 1, f"the gradient of {name} is {error:.3g} tolerances off"
+    assert losses == pytest.approx(list(reference.losses), rel=1e-10)
+    assert norms == pytest.approx(list(reference.norms), rel=1e-9)
+
+
+def test_the_design_is_pairwise_and_large_enough() -> None:
+    covered = set().union(*(pairs_of(row) for row in DESIGN))
+    assert ("tensor", 4, "zero", 3) in covered and ("pipeline", 4, "schedule", "zbv") in covered
+    assert len(DESIGN) >= 24 and {row.devices for row in ROWS} >= {1, 2, 4, 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "row"), CASES, ids=[f"{model}-{row.label}" for model, row in CASES])
+def test_program_equals_plain_model(workers: Workers, model: str, row: Row, tmp_path: Path) -> None:
+    assert_equal_to_plain(workers, model, row, tmp_path / "program")

@@ -1,0 +1,90 @@
+"""Every formula of what autograd keeps, against torch's own saved tensors on fake CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.costing.activations import saved_bytes
+from planner.costing.local import localise
+from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.types import Argument, Ref, TensorType
+from tests.ops.interpret import saved_by_torch
+
+S, HEADS = (2, 16, 32), (2, 16, 4, 8)
+Arguments = tuple[tuple[str, Argument], ...]
+Case = tuple[str, Arguments, tuple[tuple[int, ...], ...], tuple[int, ...]]  # op, arguments, operands, output
+
+
+def unary(base: str, **extra: Argument) -> Case:
+    return base, (("self", Ref("a")), *extra.items()), (S,), S
+
+
+def binary(base: str, second: tuple[int, ...] = S) -> Case:
+    return f"{base}.Tensor", (("self", Ref("a")), ("other", Ref("b"))), (S, second), S
+
+
+CASES = [
+    *(unary(base) for base in (
+        "relu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "erf",
+        "reciprocal", "log1p", "expm1", "mish", "hardswish", "square", "clone", "log_sigmoid",
+    )),
+    unary("gelu", approximate="tanh"), unary("softmax.int", dim=-1, dtype=None),
+    unary("log_softmax.int", dim=-1, dtype=None), unary("pow.Tensor_Scalar", exponent=2),
+    *(binary(base, second) for base in ("mul", "div", "add", "sub") for second in (S, (32,))),
+    ("layer_norm", (("input", Ref("a")), ("normalized_shape", (32,)), ("weight", Ref("b")), ("bias", Ref("c")),
+                    ("eps", 1e-5)), (S, (32,), (32,)), S),
+    ("rms_norm", (("input", Ref("a")), ("normalized_shape", (32,)), ("weight", Ref("b")), ("eps", 1e-5)), (S, (32,)),
+    S), ("linear", (("input", Ref("a")), ("weight", Ref("b")), ("bias", None)), (S, (64, 32)), (2, 16, 64)),
+    ("bmm", (("self", Ref("a")), ("mat2", Ref("b"))), (S, (2, 32, 8)), (2, 16, 8)),
+    ("matmul", (("self", Ref("a")), ("other", Ref("b"))), ((2, 4, 16, 8), (1, 1, 8, 16)), (2, 4, 16, 16)),
+    ("dropout", (("input", Ref("a")), ("p", 0.1), ("train", True)), (S,), S),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2][-1]}")
+def test_operation(case: Case, dtype: str) -> None:
+    op, arguments, shapes, output = case
+    inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in zip("abc", shapes, strict=False))
+    node = Node("out", op, arguments, (TensorType(output, dtype),), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+def heads(dtype: str, key: tuple[int, ...], tail: tuple[Node, ...]) -> Body:
+    """Query, key, value [B, T, N, D] transposed to [B, N, T, D]: dense, but not row-major."""
+    shapes = {"q": HEADS, "k": key, "v": key}
+    inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in shapes.items())
+    nodes = tuple(
+        Node(f"{name}t", "transpose.int", (("self", Ref(name)), ("dim0", 1), ("dim1", 2)),
+             (TensorType((shape[0], shape[2], shape[1], shape[3]), dtype),), differentiable=True)
+        for name, shape in shapes.items()
+    )
+    return Body("Case", inputs, (), (), (*nodes, *tail), (tail[-1].name,))
+
+
+def attention(dtype: str, dropout: float, grouped: bool) -> Node:
+    arguments: Arguments = (
+        ("query", Ref("qt")), ("key", Ref("kt")), ("value", Ref("vt")), ("attn_mask", None), ("dropout_p", dropout),
+        ("is_causal", True), ("scale", None), ("enable_gqa", grouped),
+    )
+    type_ = TensorType((2, 4, 16, 8), dtype)
+    return Node("o", "scaled_dot_product_attention", arguments, (type_,), differentiable=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention(dtype: str, dropout: float, grouped: bool) -> None:
+    body = heads(dtype, (2, 16, 2, 8) if grouped else HEADS, (attention(dtype, dropout, grouped),))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_eager_attention_copies_what_strides_forbid(dtype: str) -> None:
+    across = Node("kk", "transpose.int", (("self", Ref("kt")), ("dim0", 2), ("dim1", 3)),
+                  (TensorType((2, 4, 8, 16), dtype),), differentiable=True)
+    scores = Node("s", "matmul", (("self", Ref("qt")), ("other", Ref("kk"))), (TensorType((2, 4, 16, 16), dtype),),
+                  differentiable=True)
+    body = heads(dtype, HEADS, (across, scores))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]

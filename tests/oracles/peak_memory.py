@@ -1,0 +1,230 @@
+"""Peak memory of an emitted program's real training step on the CPU, by category: storages counted as they live.
+
+Run as a module it is one rank: ``python -m tests.oracles.peak_memory DIRECTORY`` under torchrun's environment prints the
+peak of the second step as JSON. :func:`measure` starts all ranks of a program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ROOT = Path(__file__).parents[2]
+CATEGORIES = ("parameters", "working", "gradients", "optimizer", "receive", "rest")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at the moment of the peak. ``parameters``: masters; ``working``: what FSDP2 made of them for computing;
+    ``gradients``: of autograd, accumulated or reduced; ``optimizer``: the moments; ``receive``: pipeline buffers;
+    ``rest``: activations, their gradients, communication buffers, the batch."""
+
+    parameters: int
+    working: int
+    gradients: int
+    optimizer: int
+    receive: int
+    rest: int
+    owners: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in CATEGORIES)
+
+
+class StorageTracker(TorchDispatchMode):
+    """Counts the bytes of all storages that are made or given while it is active, and what they are at the peak.
+
+    ``categories``: yields (category, tensor) of what has a category now; the first name that a storage gets counts.
+    """
+
+    def __init__(self, categories: Callable[[], Iterator[tuple[str, Tensor]]], *, trace: bool = False) -> None:
+        super().__init__()
+        self.categories, self.trace = categories, trace
+        self.sizes: dict[int, int] = {}
+        self.made_by: dict[int, str] = {}
+        self.current = self.highest = 0
+        self.peak: Peak | None = None
+
+    def add(self, tensor: Tensor, maker: str) -> None:
+        """Count a tensor's storage, once; its size anew where it was resized."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if tensor.device.type == "meta":
+            return
+        if key not in self.sizes:
+            weakref.finalize(storage, self._free, key)
+            self.made_by[key] = maker
+        self.current += size - self.sizes.get(key, 0)
+        self.sizes[key] = size
+        if self.current > self.highest:
+            self.highest = self.current
+            self.peak = self._classify()
+
+    def _free(self, key: int) -> None:
+        self.current -= self.sizes.pop(key, 0)
+
+    def _classify(self) -> Peak:
+        left = dict(self.sizes)
+        found = dict.fromkeys(CATEGORIES, 0)
+        for category, tensor in self.categories():
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            found[category] += left.pop(local.untyped_storage()._cdata, 0)
+        owners: dict[str, int] = {}
+        for key, size in left.items():
+            owners[self.made_by[key]] = owners.get(self.made_by[key], 0) + size
+        found["rest"] += sum(left.values())
+        return Peak(**found, owners=dict(sorted(owners.items(), key=lambda item: -item[1])[:40]) if self.trace else {})
+
+    def __enter__(self) -> StorageTracker:
+        self._resize = torch.UntypedStorage.resize_
+        tracker, resize = self, torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in tracker.sizes:
+                tracker.current += storage.nbytes() - tracker.sizes[storage._cdata]
+                tracker.sizes[storage._cdata] = storage.nbytes()
+                if tracker.current > tracker.highest:
+                    tracker.highest, tracker.peak = tracker.current, tracker._classify()
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*problem)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self.add(value, _site(func) if self.trace else "")
+        return result
+
+
+def _site(func: Any) -> str:
+    """The operation and the innermost lines outside of torch's core that called it."""
+    frame, names = sys._getframe(2), []
+    while frame is not None and len(names) < 3:
+        name = frame.f_code.co_filename
+        if "torch/_" not in name and "torch/utils/_" not in name and "peak_memory" not in name:
+            names.append(f"{Path(name).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{func} {' '.join(names)}"
+
+
+def _categories(trainer: Any, modules: Any) -> Iterator[tuple[str, Tensor]]:
+    """What the parameters, gradients and moments of a rank are now."""
+    for module in modules:
+        for child in module.modules():
+            state = child._get_fsdp_state() if hasattr(child, "_get_fsdp_state") else None
+            for group in [] if state is None else state._fsdp_param_groups:
+                for item in group.fsdp_params:
+                    yield "parameters", item._sharded_param_data
+                    for tensor in getattr(item, "all_gather_outputs", ()):
+                        yield "working", tensor
+                    yield from _gradients(item)
+    for held in trainer.parameters:
+        yield "parameters", held.parameter.detach()
+        if held.parameter.grad is not None:
+            yield "gradients", held.parameter.grad
+    for shard in trainer.optimizer.shards:
+        for tensor in trainer.optimizer.adamw.state[shard].values():
+            yield "optimizer", tensor
+    for stage in getattr(trainer.program.runner, "stages", ()):
+        received = [*stage.args_recv_info.values(), *getattr(stage, "grad_recv_info", {}).values()]
+        for info in (entry for entries in received for entry in entries):
+            if isinstance(getattr(info, "buffer", None), Tensor):
+                yield "receive", info.buffer.detach()
+
+
+def _gradients(item: Any) -> Iterator[Tensor]:
+    whole = getattr(item, "_unsharded_param", None)
+    for tensor in (
+        whole.grad if whole is not None else None, item.unsharded_accumulated_grad, item.sharded_param.grad,
+    ):
+        if tensor is not None:
+            yield "gradients", tensor  # type: ignore[misc]
+
+
+def _rank(directory: Path, *, trace: bool) -> Peak:
+    """This rank's peak of the second step."""
+    sys.path.insert(0, str(directory))
+    os.chdir(directory)
+    import train
+    from runtime import launch
+    from runtime.loop import Trainer
+
+    program = train.build("cpu")
+    trainer = Trainer(program, launch.parse_options(["--steps", "3"]))
+    trainer.step()
+    trainer.step()
+    tracker = StorageTracker(lambda: _categories(trainer, program.modules), trace=trace)
+    with tracker:
+        for _, tensor in _categories(trainer, program.modules):
+            tracker.add(tensor, "before")
+        for module in program.modules:
+            for buffer in module.buffers():
+                tracker.add(buffer, "constant")
+        trainer.step()
+    assert tracker.peak is not None
+    return tracker.peak
+
+
+def measure(directory: Path, world: int, *, trace: bool = False) -> tuple[Peak, ...]:
+    """The peaks of all ranks of the program in ``directory``. Raises RuntimeError where a rank fails."""
+    store = directory.resolve() / "store"
+    processes = []
+    for rank in range(world):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+            "STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+        }
+        processes.append(subprocess.Popen(
+            [sys.executable, "-m", "tests.oracles.peak_memory", str(directory.resolve()), *(["trace"] if trace else [])],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ))
+    peaks = []
+    for process in processes:
+        out, error = process.communicate(timeout=120)
+        if process.returncode:
+            raise RuntimeError(error)
+        peaks.append(Peak(**json.loads(out.splitlines()[-1])))
+    return tuple(peaks)
+
+
+def main() -> None:
+    """One rank: prints its peak."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{os.environ['STORE']}", rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    torch.set_num_threads(1)
+    print(json.dumps(asdict(_rank(Path(sys.argv[1]), trace="trace" in sys.argv[2:]))))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

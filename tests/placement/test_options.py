@@ -1,0 +1,126 @@
+"""Whole chains: the boundary's options, tied parameters, completion from a plan file, and the ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.ir.errors import InternalError, PlanFileError
+from planner.ir.graph import Body, ModelGraph
+from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, shard
+from planner.placement import Option, place_body, place_graph
+from planner.placement.complete import complete
+from planner.placement.ledger import collectives
+from planner.placement.options import tied_slots
+from planner.placement.space import DIVIDED_STATE
+from planner.placement.verify import verify
+from tests.placement import dense
+
+
+def _option(graph: ModelGraph, *, sequence_parallel: bool, degree: int = 2) -> Option:
+    found = place_graph(graph, degree, dense.DensePricing(degree), rules=dense.table)
+    return min((o for o in found if o.sequence_parallel == sequence_parallel), key=lambda o: o.state_elements)
+
+
+def _kinds(body: Body, placement: BodyPlacement) -> tuple[list[str], list[str]]:
+    forward, backward = collectives(body, placement, placement.degree, 8)
+    return [c.kind for c in forward for _ in range(c.count)], [c.kind for c in backward for _ in range(c.count)]
+
+
+def test_a_layer_is_split_by_columns_then_rows_with_one_all_reduce_each_way() -> None:
+    graph = dense.chain(3, tied=False)
+    placement = _option(graph, sequence_parallel=False).placements["Layer"]
+    assert placement.parameters[0] in (SHARED, REPLICATE) and placement.parameters[1:] == (shard(0), shard(1))
+    assert _kinds(graph.body_of["Layer"], placement) == (["all_reduce"], ["all_reduce"])
+
+
+def test_a_split_boundary_gathers_and_scatters_and_shares_the_norms_weight() -> None:
+    graph = dense.chain(24, tied=False)
+    option = _option(graph, sequence_parallel=True)
+    assert option.boundary == shard(1)
+    placement = option.placements["Layer"]
+    assert placement.parameters == (SHARED, shard(0), shard(1))
+    assert _kinds(graph.body_of["Layer"], placement) == (["all_gather", "reduce_scatter"],) * 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_head_are_split_over_the_vocabulary(tied: bool) -> None:
+    graph = dense.chain(2, tied=tied)
+    option = _option(graph, sequence_parallel=False)
+    assert option.placements["First"].parameters == (shard(0),) or not tied
+    assert option.placements["Last"].parameters == (shard(0),)
+    assert _kinds(graph.body_of["Last"], option.placements["Last"]) == (["all_reduce"] * 3, ["all_reduce"])
+
+
+def test_tied_parameters_lie_alike_in_all_their_bodies() -> None:
+    graph = dense.chain(2, tied=True)
+    assert tied_slots(graph) == (frozenset({("First", "w"), ("Last", "w")}),)
+    assert tied_slots(dense.chain(2, tied=False)) == ()
+    for option in place_graph(graph, 4, dense.DensePricing(4), rules=dense.table):
+        assert option.placements["First"].parameters == option.placements["Last"].parameters
+
+
+def test_every_option_is_legal_and_costs_what_its_blocks_cost() -> None:
+    graph = dense.chain(3, tied=True)
+    found = place_graph(graph, 2, dense.DensePricing(2), rules=dense.table)
+    assert [option.seconds for option in found] == sorted(option.seconds for option in found)
+    for option in found:
+        for body in graph.bodies:
+            verify(body, option.placements[body.name], rules=dense.table)
+
+
+def test_one_rank_holds_everything() -> None:
+    graph = dense.chain(2, tied=True)
+    (option,) = place_graph(graph, 1, dense.DensePricing(1), rules=dense.table)
+    assert option.boundary == REPLICATE and not option.sequence_parallel
+    for body in graph.bodies:
+        verify(body, option.placements[body.name], rules=dense.table)
+        assert collectives(body, option.placements[body.name], 1, 8) == ((), ())
+
+
+def test_boundary_and_parameters_are_enough_to_complete_a_placement() -> None:
+    graph = dense.chain(2, tied=True)
+    pricing = dense.DensePricing(2)
+    for option in place_graph(graph, 2, pricing, rules=dense.table):
+        for body in graph.bodies:
+            placement = option.placements[body.name]
+            boundary = dict(zip((v.name for v in body.inputs), placement.inputs, strict=True))
+            boundary |= zip(body.outputs, placement.outputs, strict=True)
+            parameters = dict(zip((p.name for p in body.parameters), placement.parameters, strict=True))
+            assert complete(body, 2, boundary, parameters, pricing, rules=dense.table) == placement
+
+
+@pytest.mark.parametrize(("boundary", "changed", "message"), [
+    ({}, {"a": shard(0)}, "no placement of its operations"),
+    ({}, {"d": REPLICATE}, "d is no parameter"),
+    ({"y": REPLICATE}, {}, "y is no input or output"),
+    ({"x": shard(3)}, {}, "a dim from 0 to 2"),
+    ({"x": shard(0)}, {}, "divide evenly"),
+    ({"x": SHARED}, {}, "x is shared"),
+])
+def test_a_plan_file_that_cannot_be_is_refused(boundary: dict, changed: dict, message: str) -> None:  # type: ignore[type-arg]
+    parameters = {"a": REPLICATE, "b": shard(0), "c": shard(1)} | changed
+    with pytest.raises(PlanFileError, match=message):
+        complete(dense.layer(), 2, boundary, parameters, dense.DensePricing(2), rules=dense.table)
+
+
+def test_recomputing_a_block_repeats_its_forward_collectives() -> None:
+    body = dense.layer()
+    boundary, pricing = {"x": shard(1), "n4": shard(1)}, dense.DensePricing(2)
+    placed = place_body(body, 2, boundary, {}, pricing, rules=dense.table, state_price=DIVIDED_STATE)
+    assert placed is not None
+    _, plain = collectives(body, placed.placement, 2, 8)
+    _, repeated = collectives(body, placed.placement, 2, 8, repeated=("n0", "n1", "n2", "n3"))
+    gathers = [c.count for c in repeated if c.kind == "all_gather"]
+    assert sum(c.count for c in repeated) == sum(c.count for c in plain) + 1 and gathers == [2]
+
+
+def test_the_verifier_names_an_illegal_conversion() -> None:
+    body = dense.layer()
+    placed = place_body(body, 2, {}, {}, dense.DensePricing(2), rules=dense.table)
+    assert placed is not None
+    wrong = BodyPlacement(**{
+        **{name: getattr(placed.placement, name) for name in ("body", "degree", "inputs", "parameters", "nodes")},
+        "outputs": (shard(0),),
+    })
+    with pytest.raises(InternalError, match="legal conversion"):
+        verify(body, wrong, rules=dense.table)

@@ -1,0 +1,157 @@
+"""What the workers run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runtime import launch
+from runtime.data import Batches, make_batches
+from runtime.initialize import initial_value
+from runtime.loop import Trainer, train
+from runtime.parameters import piece
+from runtime.schedule import run_step
+from tests.runtime.toy_program import DECAYS, INPUTS, RECIPES, PlainModel, Toy, build
+
+
+def plain(seed: int, dtype: torch.dtype = torch.float64) -> PlainModel:
+    """The plain model with the initial values of a seed."""
+    model = PlainModel().to(dtype)
+    with torch.no_grad():
+        for fqn, parameter in model.named_parameters():
+            parameter.copy_(initial_value(fqn, parameter.shape, dtype, RECIPES[fqn], seed))
+    return model
+
+
+def whole_batch(trainer: Trainer, step: int) -> dict[str, Tensor]:
+    """The global batch."""
+    batches = trainer.batches
+    samples = [batches._sample(step * batches.total + index) for index in range(batches.total)]
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def gradient_error(toy: Toy) -> tuple[float, float, float]:
+    """The largest difference from the plain model's of any gradient element, the loss and the norm; two passes."""
+    trainer = Trainer(build(toy), launch.parse_options([]))
+    worst = [0.0, 0.0, 0.0]
+    for _ in range(2):
+        loss, norm = trainer.gradients()
+        model = plain(0)
+        batch = whole_batch(trainer, 0)
+        reference = model(**batch) / batch["labels"].numel()
+        reference.backward()
+        expected = {fqn: parameter.grad for fqn, parameter in model.named_parameters()}
+        for held in trainer.parameters:
+            assert held.gradient is not None or not held.local.numel(), held.fqn
+            for box in held.boxes:
+                offsets, sizes, _ = box
+                want = piece(expected[held.fqn], (sizes, sizes, offsets))
+                worst[0] = max(worst[0], float((piece(held.gradient, box) - want).abs().max()))
+            held.parameter.grad = None
+        square = sum(float(gradient.square().sum()) for gradient in expected.values())
+        worst[1] = max(worst[1], abs(loss - float(reference)))
+        worst[2] = max(worst[2], abs(norm - square**0.5))
+    dist.barrier()
+    return tuple(worst)
+
+
+def trajectory(toy: Toy, arguments: list[str]) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of every step that a run with these arguments makes; saves its last step where asked."""
+    options = launch.parse_options(arguments)
+    trainer = Trainer(build(toy), options)
+    reports = []
+    while trainer.done < options.steps:
+        loss, norm, _ = trainer.step()
+        reports.append((loss, norm))
+    trainer.save()
+    return reports
+
+
+def plain_trajectory(steps: int, batch: int, seed: int, clip: float) -> tuple[list[tuple[float, float]], PlainModel]:
+    """The same of the plain model in one process, with torch's AdamW and clipping."""
+    model = plain(seed)
+    batches = toy_batches(seed, batch)
+    decayed = [p for fqn, p in model.named_parameters() if DECAYS.get(fqn, True)]
+    spared = [p for fqn, p in model.named_parameters() if not DECAYS.get(fqn, True)]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    reports = []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * min((step + 1) / 2, 1.0)
+        inputs = batches.at(step)
+        loss = model(**inputs) / inputs["labels"].numel()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        reports.append((loss.item(), norm.item()))
+    return reports, model
+
+
+def toy_batches(seed: int, total: int) -> Batches:
+    """The global batches, on one process."""
+    return make_batches(INPUTS, None, seed, total, 0, 1, torch.device("cpu"))
+
+
+def start_of(toy: Toy, seed: int) -> float:
+    """The largest difference between this rank's initial values and the whole ones."""
+    trainer = Trainer(build(toy), launch.parse_options(["--seed", str(seed)]))
+    whole, worst = dict(plain(seed).named_parameters()), 0.0
+    for held in trainer.parameters:
+        for box in held.boxes:
+            offsets, sizes, _ = box
+            want = piece(whole[held.fqn].detach(), (sizes, sizes, offsets))
+            worst = max(worst, float((piece(held.local, box) - want).abs().max()))
+    return worst
+
+
+def first_loss(toy: Toy) -> tuple[float, float]:
+    """(loss, gradient norm) of the first step."""
+    return Trainer(build(toy), launch.parse_options([])).gradients()
+
+
+def receive_buffers(toy: Toy) -> tuple[int, int]:
+    """Distinct receive buffers of the rank's stage after a step: (activations, gradients)."""
+    trainer = Trainer(build(toy), launch.parse_options([]))
+    trainer.step()
+    (stage,) = trainer.program.runner.stages
+    return tuple(
+        len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None})
+        for table in (stage.args_recv_info, stage.grad_recv_info)
+    )
+
+
+class CollectiveCount(TorchDispatchMode):
+    """Counts collectives of more than one rank's data by kind, with the bytes of their inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, tuple[int, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            kind = function._schema.name.split("::")[1].strip("_").removesuffix("_base").removesuffix("_")
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            count, size = self.counts.get(kind, (0, 0))
+            self.counts[kind] = count + 1, size + max((t.numel() * t.element_size() for t in tensors), default=0)
+        return function(*args, **(kwargs or {}))
+
+
+def collectives_of_a_step(toy: Toy) -> dict[str, tuple[int, int]]:
+    """What the second pass over a step's micro-batches sends, by kind: (calls, bytes)."""
+    trainer = Trainer(build(toy), launch.parse_options([]))
+    trainer.step()
+    with CollectiveCount() as counter:
+        run_step(trainer.program.runner, trainer.batches.at(0))
+    return counter.counts
+
+
+def exported(toy: Toy, file: str, arguments: list[str]) -> None:
+    """Run the loop with an export among the arguments."""
+    train(build(toy), launch.parse_options([*arguments, file]))

@@ -1,0 +1,197 @@
+"""Dropout, data, learning rate, loss scale, options: what needs no second process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from runtime import launch
+from runtime.block import Block
+from runtime.collectives import TensorAxis
+from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile
+from runtime.dropout import DropoutStream
+from runtime.errors import ProgramError
+from runtime.initialize import decode_constant, initialize
+from runtime.optimizer import LearningRate, LossScale, clip_factor
+from runtime.parameters import held_by, require_gradients
+from runtime.schedule import split_batch, stages_of_rank
+
+STREAM = DropoutStream(seed=1, step=2, microbatch=3, data_rank=4, tensor_rank=5)
+CPU = torch.device("cpu")
+
+
+def test_masks_depend_on_the_place_alone() -> None:
+    x = torch.ones(1000)
+    here = STREAM.block("layers.1").dropout(x, 0.25, site=0, sharded=False)
+    before = torch.random.get_rng_state()
+    assert torch.equal(here, STREAM.block("layers.1").dropout(x, 0.25, site=0, sharded=False))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert float(here.mean()) == pytest.approx(1.0, abs=0.1)
+    elsewhere = [
+        STREAM.block("layers.2").dropout(x, 0.25, site=0, sharded=False),
+        STREAM.block("layers.1").dropout(x, 0.25, site=1, sharded=False),
+        STREAM.block("layers.1").dropout(x, 0.25, site=0, sharded=True),
+        DropoutStream(1, 2, 4, 4, 5).block("layers.1").dropout(x, 0.25, site=0, sharded=False),
+    ]
+    assert not any(torch.equal(here, other) for other in elsewhere)
+
+
+def test_only_sharded_sites_see_the_tensor_rank() -> None:
+    x, other = torch.ones(1000), DropoutStream(1, 2, 3, 4, 6)
+    assert torch.equal(STREAM.dropout(x, 0.5, 0, sharded=False), other.dropout(x, 0.5, 0, sharded=False))
+    assert not torch.equal(STREAM.dropout(x, 0.5, 0, sharded=True), other.dropout(x, 0.5, 0, sharded=True))
+
+
+def test_recomputation_drops_the_same_elements() -> None:
+    x = torch.randn(64, dtype=torch.float64, requires_grad=True)
+
+    def body(value: torch.Tensor, rng: DropoutStream) -> torch.Tensor:
+        return rng.dropout(value.sin(), 0.5, site=0, sharded=False).square()
+
+    (kept,) = torch.autograd.grad(body(x, STREAM).sum(), x)
+    (again,) = torch.autograd.grad(checkpoint(body, x, STREAM, use_reentrant=False).sum(), x)
+    assert torch.equal(kept, again)
+
+
+def test_attention_without_dropout_is_torchs() -> None:
+    query, key, value = torch.randn(3, 2, 4, 8, 16).unbind(0)
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.equal(STREAM.attention(query, key, value, is_causal=True, site=1), expected)
+    dropped = STREAM.attention(query, key, value, dropout_p=0.5, site=1)
+    assert torch.equal(dropped, STREAM.attention(query, key, value, dropout_p=0.5, site=1))
+    assert not torch.equal(dropped, STREAM.attention(query, key, value, dropout_p=0.5, site=2))
+
+
+INPUTS = (
+    BatchInput("input_ids", (6,), torch.int64, "tokens", 90), BatchInput("labels", (6,), torch.int64, "targets", 90),
+    BatchInput("image", (3, 2), torch.float32, "other"),
+)
+
+
+def test_any_data_degree_sees_the_same_global_batch() -> None:
+    whole = Batches(INPUTS, SyntheticTokens(3, 90), 3, 12, 0, 1, CPU).at(5)
+    for data in (2, 3, 4):
+        parts = [Batches(INPUTS, SyntheticTokens(3, 90), 3, 12, rank, data, CPU).at(5) for rank in range(data)]
+        for name, tensor in whole.items():
+            assert torch.equal(torch.cat([part[name] for part in parts]), tensor)
+    assert torch.equal(whole["input_ids"][:, 1:], whole["labels"][:, :-1])
+    assert int(whole["input_ids"].max()) < 90
+
+
+def token_file(path: Path, tokens: list[int], dtype: str = "uint16", claimed: int | None = None) -> Path:
+    width = {"uint16": 2, "uint32": 4}[dtype]
+    header = {"format": "shardwright-tokens", "version": 1, "dtype": dtype, "tokens": claimed or len(tokens)}
+    path.write_bytes(json.dumps(header).encode() + b"\n" + b"".join(t.to_bytes(width, "little") for t in tokens))
+    return path
+
+
+@pytest.mark.parametrize(("dtype", "top"), [("uint16", 65535), ("uint32", 2**32 - 1)])
+def test_a_token_file_is_read_whole_and_shuffled_every_epoch(tmp_path: Path, dtype: str, top: int) -> None:
+    tokens = [*range(100), top]
+    file = TokenFile(token_file(tmp_path / "tokens", tokens, dtype), seed=1, length=10)
+    assert file.windows == 10
+    assert file.largest() == top
+    assert max(file.largest(part, 4) for part in range(4)) == top
+    epochs = [[file.sequence(epoch * 10 + index, 11).tolist() for index in range(10)] for epoch in range(2)]
+    for epoch in epochs:
+        assert sorted(epoch) == [tokens[at : at + 11] for at in range(0, 100, 10)]
+    assert epochs[0] != epochs[1]
+
+
+def test_a_file_that_is_wrong_says_what(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="cannot be read"):
+        TokenFile(tmp_path / "none", 0, 4)
+    (tmp_path / "text").write_text("Once upon a time")
+    with pytest.raises(ProgramError, match=r"no token file; a token file, as examples/prepare_text\.py writes it"):
+        TokenFile(tmp_path / "text", 0, 4)
+    with pytest.raises(ProgramError, match="truncated: 5 tokens; its header says 9"):
+        TokenFile(token_file(tmp_path / "short", [1, 2, 3, 4, 5], claimed=9), 0, 4)
+    with pytest.raises(ProgramError, match="5 tokens; one sample needs 9"):
+        TokenFile(token_file(tmp_path / "few", [1, 2, 3, 4, 5]), 0, 8)
+
+
+def test_the_learning_rate_warms_up_and_decays() -> None:
+    rate = LearningRate(1.0, warmup=4, decay_steps=14)
+    assert [rate.at(step) for step in (1, 2, 4)] == [0.25, 0.5, 1.0]
+    assert rate.at(9) == pytest.approx(0.55)
+    assert rate.at(14) == rate.at(99) == pytest.approx(0.1)
+    assert LearningRate(2.0).at(1) == LearningRate(2.0).at(1000) == 2.0
+
+
+def test_the_loss_scale_halves_on_overflow_and_grows_back() -> None:
+    scale = LossScale(True, 8.0, interval=2)
+    scale.update(True)
+    assert scale.value == 4.0
+    scale.update(False)
+    scale.update(False)
+    assert scale.value == 8.0
+    off = LossScale(False)
+    off.update(True)
+    assert off.value == 1.0
+
+
+def test_clipping_is_torchs() -> None:
+    assert clip_factor(4.0, 1.0) == pytest.approx(1 / (4 + 1e-6))
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(math.inf, 0.0) == 1.0
+
+
+def test_stages_lie_round_robin_or_in_a_v() -> None:
+    assert [stages_of_rank("interleaved-1f1b", 2, rank, 3) for rank in (0, 1)] == [(0, 2, 4), (1, 3, 5)]
+    assert [stages_of_rank("zbv", 3, rank, 2) for rank in (0, 1, 2)] == [(0, 5), (1, 4), (2, 3)]
+
+
+def test_batches_split_in_order() -> None:
+    chunks = split_batch({"a": torch.arange(6)}, 3)
+    assert [chunk["a"].tolist() for chunk in chunks] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_wrong_arguments_are_program_errors() -> None:
+    for arguments in (["--steps", "0"], ["--steps", "many"], ["--unknown"], ["--checkpoint-every", "-1"]):
+        with pytest.raises(ProgramError):
+            launch.parse_options(arguments)
+    assert launch.parse_options([], steps=7).steps == 7
+
+
+
+
+def test_constants_are_filled_after_the_meta_device() -> None:
+    constants = {"k": torch.arange(3.0)}
+
+    class Table(Block):
+        def __init__(self) -> None:
+            super().__init__("table", TensorAxis(None, 0, 1), {"a.weight": "x.weight"}, constants)
+            self.declare("a.weight", (2, 2))
+            self.constant("rotary.table", "k")
+
+    with torch.device("meta"):
+        block = Table()
+    assert block.rotary.table.is_meta
+    initialize([block], {"x.weight": [("constant", 3.0)]}, 0, CPU)
+    assert block.rotary.table.tolist() == [0.0, 1.0, 2.0]
+    assert block.a.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert block.fqn_of("a.weight") == "x.weight"
+    assert list(block.state_dict()) == ["a.weight"]
+
+
+def test_a_constant_is_decoded_from_its_bytes() -> None:
+    raw = base64.b64encode(bytes([1, 0, 0, 0, 2, 0, 0, 0])).decode()
+    assert decode_constant(raw, torch.int32, (2, 1)).tolist() == [[1], [2]]
+    assert decode_constant("", torch.float32, (0,)).numel() == 0
+
+
+def test_a_lost_gradient_is_noticed() -> None:
+    block = Block("b", TensorAxis(None, 0, 1))
+    block.declare("kept", (2,))
+    block.declare("lost", (2,))
+    block.declare("frozen", (2,), trainable=False)
+    block.kept.sum().backward()
+    with pytest.raises(RuntimeError, match=r"no gradient reached lost \(1 in all\)"):
+        require_gradients(held_by([block]))

@@ -1,0 +1,69 @@
+"""Programs as users start them: under torchrun, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": [2, 0, 1, 3, 2, 2]}
+
+
+def torchrun(toy: dict[str, object], ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*command, str(Path(__file__).with_name("toy_train.py")), *arguments], capture_output=True, text=True,
+        timeout=300, env={**os.environ, "TOY": json.dumps(toy), "OMP_NUM_THREADS": "1"}, check=False, cwd=ROOT,
+    )
+
+
+def metrics(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
+def test_eight_ranks_train_like_one(tmp_path: Path, precision: str) -> None:
+    run = ["--steps", "4", "--learning-rate", "1e-2"]
+    wide = "fp64" if precision == "fp64" else "fp32"
+    one = torchrun({"precision": wide}, 1, *run, "--metrics", str(tmp_path / "one"))
+    eight = torchrun({**EVERYTHING, "precision": precision}, 8, *run, "--metrics", str(tmp_path / "eight"))
+    assert one.returncode == 0, one.stderr
+    assert eight.returncode == 0, eight.stderr
+    assert "step 4/4  loss" in eight.stdout
+    tolerance = 1e-10 if precision == "fp64" else 2e-2
+    for got, want in zip(metrics(tmp_path / "eight"), metrics(tmp_path / "one"), strict=True):
+        assert list(got) == ["step", "loss", "grad_norm", "lr", "step_s", "tokens_per_s", "mfu", "memory_bytes"]
+        assert got["loss"] == pytest.approx(want["loss"], rel=tolerance)
+        assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=5 * tolerance)
+
+
+@pytest.mark.slow
+def test_text_is_prepared_and_trained_on_or_refused_in_one_line(tmp_path: Path) -> None:
+    text, tokens = tmp_path / "text.txt", tmp_path / "text.tokens"
+    text.write_bytes(bytes(range(50)) * 40)
+    prepare = [sys.executable, str(ROOT / "examples" / "prepare_text.py"), str(text), "-o", str(tokens)]
+    subprocess.run(prepare, check=True, capture_output=True)
+    done = torchrun({"data": 2}, 2, "--steps", "3", "--data", str(tokens))
+    assert done.returncode == 0, done.stderr
+    text.write_bytes(b"letters are beyond the vocabulary")
+    subprocess.run(prepare, check=True, capture_output=True)
+    refused = torchrun({"data": 2}, 2, "--data", str(tokens))
+    assert refused.returncode != 0
+    assert f"error: {tokens}: holds token 121; the model's vocabulary has 51 (0 to 50)" in refused.stderr
+    assert refused.stderr.count("error: ") == 1
+    assert "ProgramError" not in refused.stderr
+    assert "exitcode  : 2" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_wrong_number_of_processes_is_refused() -> None:
+    refused = torchrun({"data": 2, "tensor": 2}, 2)
+    assert "2 processes; this plan needs 4 (pipeline 1 x data 2 x tensor 2)" in refused.stderr
+    assert "exitcode  : 2" in refused.stderr
+    assert "ProgramError" not in refused.stderr

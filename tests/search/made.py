@@ -1,0 +1,70 @@
+"""Costed chains made by hand: no model, no hardware behind them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hardware_profiles import Chip, Cluster, EfficiencyCurve, Level, Link
+from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
+from planner.ir.graph import Block, Body, BodyValue, ModelGraph, Parameter
+from planner.ir.placement import REPLICATE, BodyPlacement
+from planner.ir.types import BatchMultiple, TensorType
+
+HIDDEN = TensorType((BatchMultiple(1), 4), "float32")
+SCALAR = TensorType((), "float32")
+
+
+def make_cluster(devices: int, memory: int) -> Cluster:
+    """A round cluster: 1 PFLOP/s chips, slow links, no reserve."""
+    curve = EfficiencyCurve(1.0, 0.0, 0.0, 1)
+    chip = Chip("chip", memory, 1e12, {"bfloat16": 1e15, "float32": 1e15}, {"bfloat16": curve, "float32": curve},
+                1.0, 1.0, 1.0, 0.0, 0.0, 0)
+    link = Link("link", 1e9, 1e-6, 1.0, 0.0, 1e9)
+    return Cluster("made", chip, (Level("all", devices, link),), 1, devices)
+
+
+def make_graph(bodies: Sequence[str]) -> ModelGraph:
+    """A chain of blocks whose bodies have the given names; each block has one parameter of its own."""
+    distinct = tuple(
+        Body(name, (BodyValue("x", HIDDEN),), (BodyValue("weight", HIDDEN),), (), (), ("x",))
+        for name in dict.fromkeys(bodies)
+    )
+    blocks = tuple(
+        Block(f"blocks.{i}", body, (f"v{i}",), (f"v{i + 1}",), (("weight", f"blocks.{i}.weight"),), ())
+        for i, body in enumerate(bodies)
+    )
+    parameters = tuple(Parameter(f"blocks.{i}.weight", TensorType((4, 4), "float32"), ()) for i in range(len(bodies)))
+    context = Body("Context", (), (), (), (), ())
+    return ModelGraph("made", (), parameters, (), context, distinct, blocks, f"v{len(bodies)}", "weight", "float32", 4)
+
+
+def make_costed(
+    graph: ModelGraph, seed: int, *, zeros: Sequence[int] = (0,), levels: Sequence[Recompute] = ("none", "full"),
+    degree: int = 1, microbatch: int = 1, crossing: int = 1000,
+) -> CostedGraph:
+    """Random prices: recomputation trades time for saved bytes, ZeRO trades traffic for persistent bytes."""
+    draw = random.Random(seed)
+    blocks, states, placements = {}, {}, {}
+    for body in graph.bodies:
+        work, size, saved = draw.uniform(0.5, 2.0), draw.randint(10, 40), draw.randint(10, 60)
+        blocks[body.name] = {level: _block(draw, level, work, saved) for level in levels}
+        states[body.name] = {zero: _state(draw, zero, size) for zero in zeros}
+        placements[body.name] = BodyPlacement(body.name, degree, (REPLICATE,), (REPLICATE,), (), (REPLICATE,))
+    cuts = dict.fromkeys(range(1, len(graph.blocks)), crossing)
+    return CostedGraph(graph, degree, microbatch, (placements,), (blocks,), (states,), (cuts,))
+
+
+def _block(draw: random.Random, level: Recompute, work: float, saved: int) -> BlockCost:
+    part = {"none": 0.0, "selective": 0.3, "full": 1.0}[level]
+    kept = max(1, round(saved * (1 - 0.9 * part)))
+    return BlockCost(work, work * draw.uniform(0.9, 1.1), work, part * work, 0.1 * work, 0.1 * work, 0.0, kept, kept // 2,
+                     draw.randint(1, 10), 16, 1, 3e12)
+
+
+def _state(draw: random.Random, zero: int, size: int) -> StateCost:
+    shard = [size, size // 2, size // 4, size // 8]
+    gather = size if zero == 3 else 0
+    traffic = {0: 0.0, 1: 0.0, 2: 0.1, 3: 0.2}[zero]
+    return StateCost(shard[0] if zero < 3 else shard[3], shard[0] if zero < 2 else shard[2], 2 * shard[min(zero, 1)],
+                     gather, draw.uniform(0.2, 0.5), traffic / 2 if zero == 3 else 0.0, traffic, 0.1)

@@ -1,0 +1,66 @@
+"""The evaluator against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.evaluate import evaluate, receive_buffer_bytes
+from planner.ir.errors import InternalError
+from planner.ir.plan import Batch, BlockDecision, Breakdown, Mesh, Plan, Schedule, StagePlan
+from tests.search.made import make_cluster, make_costed, make_graph
+
+
+def _plan(placements: object, stages: tuple[tuple[int, int], ...], schedule: str, data: int, virtual: int = 1) -> Plan:
+    decision = BlockDecision(0 if data == 1 else 1, "none")
+    pipeline = len(stages) // virtual
+    return Plan(
+        "made", "", "made", "", "fp32", 4, Mesh(pipeline=pipeline, data=data), Batch(4 * data, 1, 4),
+        Schedule(schedule, virtual), data,  # type: ignore[arg-type]
+        tuple(StagePlan(i, a, b, (decision,) * (b - a)) for i, (a, b) in enumerate(stages)),
+        placements,  # type: ignore[arg-type]
+    )
+
+
+def test_without_a_pipeline_a_step_is_all_micro_batches_and_the_tail() -> None:
+    costed = make_costed(make_graph("ab"), 1)
+    prediction = evaluate(_plan(costed.placements[0], ((0, 2),), "1f1b", 1), costed, make_cluster(1, 10_000))
+    pairs = [(costed.blocks[0][name]["none"], costed.states[0][name][0]) for name in "ab"]
+    micro = sum(c.forward_s + c.backward_s + c.forward_comm_s + c.backward_comm_s for c, _ in pairs)
+    once = sum(s.once_comm_s + s.optimizer_s for _, s in pairs)
+    assert prediction.step_s == pytest.approx(4 * micro + once)
+    persistent = sum(s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes for _, s in pairs)
+    transient = max(max(c.forward_peak_bytes, c.backward_peak_bytes) for c, _ in pairs)
+    saved = sum(c.saved_bytes + c.buffer_bytes for c, _ in pairs)
+    assert prediction.peak_memory_bytes == persistent + saved + transient
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "virtual"),
+    [("1f1b", ((0, 2), (2, 4)), 1), ("gpipe", ((0, 1), (1, 4)), 1), ("interleaved-1f1b", ((0, 1), (1, 2), (2, 3), (3, 4)), 2),
+     ("zbv", ((0, 1), (1, 2), (2, 3), (3, 4)), 2)],
+)
+def test_the_breakdown_sums_to_the_step(schedule: str, stages: tuple[tuple[int, int], ...], virtual: int) -> None:
+    costed = make_costed(make_graph("eaab"), 3, zeros=(0, 1), crossing=8)
+    prediction = evaluate(_plan(costed.placements[0], stages, schedule, 2, virtual), costed, make_cluster(4, 10_000))
+    parts = [getattr(prediction.breakdown, name) for name in Breakdown.__dataclass_fields__]
+    assert sum(parts) == pytest.approx(prediction.step_s)
+    assert min(parts) >= 0.0
+
+
+def test_the_first_rank_of_1f1b_keeps_as_many_micro_batches_as_there_are_stages() -> None:
+    costed = make_costed(make_graph("aa"), 5, crossing=8)
+    prediction = evaluate(_plan(costed.placements[0], ((0, 1), (1, 2)), "1f1b", 1), costed, make_cluster(2, 10_000))
+    cost = costed.blocks[0]["a"]["none"]
+    transient = max(cost.forward_peak_bytes, cost.backward_peak_bytes)
+    assert prediction.stages[0].memory.activations == 2 * cost.saved_bytes + transient
+    assert prediction.stages[1].memory.activations == cost.saved_bytes + transient
+    assert prediction.stages[0].memory.buffers == cost.buffer_bytes + receive_buffer_bytes(4, 0, 8)
+
+
+def test_placements_that_were_not_costed_are_our_defect() -> None:
+    costed = make_costed(make_graph("aa"), 5)
+    plan = replace(_plan(costed.placements[0], ((0, 2),), "1f1b", 1), placements={})
+    with pytest.raises(InternalError, match="not costed"):
+        evaluate(plan, costed, make_cluster(1, 10_000))

@@ -1,0 +1,71 @@
+"""JOB.yaml and flags become one job; what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.ir.errors import JobError
+from planner.job import Job, make_job, parse_settings
+
+
+def job(model: str, **changes: object) -> Job:
+    arguments: dict[str, object] = {
+        "cluster": None, "batch": None, "sequence": None, "precision": None, "settings": [], "pins": [], "gap": 0.001,
+        "time_limit_s": None,
+    }
+    return make_job(model, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def test_settings_are_yaml_scalars() -> None:
+    assert parse_settings(["layers=24", "dropout=1e-1", "tied=false", "name=x", "none=null"]) == {
+        "layers": 24, "dropout": 0.1, "tied": False, "name": "x", "none": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["layers", "=3", "a b=1", "x=[1, 2]"])
+def test_a_setting_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="--set"):
+        parse_settings([text])
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model: m.py:build\nset: {layers: 2, hidden: 8}\ncluster: dgx-h100:1\nbatch: 64\nseq: 32\nprecision: bf16\n"
+        "optimizer: {learning_rate: 0.01}\nconstraints: {tensor: 4, sequence_parallel: true, zero: 1}\n"
+    )
+    made = job(str(path), batch=128, settings=["layers=3"], pins=["tensor=8"])
+    assert made.model == str(tmp_path / "m.py:build")
+    assert (made.batch, made.sequence, made.precision, made.cluster) == (128, 32, "bf16", "dgx-h100:1")
+    assert made.settings == {"layers": 3, "hidden": 8}
+    assert made.pins == ("sequence_parallel=true", "zero=1", "tensor=8")
+    assert made.optimizer.learning_rate == 0.01
+
+
+@pytest.mark.parametrize(("text", "named"), [
+    ("model: [", "YAML"),
+    ("- 1", "mapping"),
+    ("cluster: dgx-h100:1", "model"),
+    ("model: m.py:b\nbatsh: 3", "batsh"),
+    ("model: m.py:b\nbatch: many", "batch"),
+    ("model: m.py:b\noptimizer: {learning_rate: -1}", "optimizer.learning_rate"),
+    ("model: m.py:b\nprecision: int8", "precision"),
+])
+def test_a_wrong_file_names_the_field(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(JobError, match=named):
+        job(str(path), cluster="dgx-h100:1")
+
+
+def test_the_cluster_is_required() -> None:
+    with pytest.raises(JobError, match="--cluster"):
+        job("m.py:build")
+
+
+@pytest.mark.parametrize("changes", [{"batch": 0}, {"sequence": -1}, {"precision": "int4"}])
+def test_impossible_numbers(changes: dict[str, object]) -> None:
+    with pytest.raises(JobError):
+        job("m.py:build", cluster="dgx-h100:1", **changes)

@@ -1,0 +1,95 @@
+"""A user's loss becomes a sum and a weight whose ratio it is; what cannot is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from planner.ir.errors import ModelError
+from planner.trace import load_model, trace_model
+from planner.trace.interpret import run
+
+MODEL = """
+def example_inputs(batch, seq):
+    return {{"features": torch.zeros(batch, 6), "labels": torch.zeros(batch, dtype=torch.int64),
+            "target": torch.zeros(batch, 5), "scale": torch.ones(batch)}}
+
+def loss(outputs, batch):
+    {line}
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 5)
+    def forward(self, features):
+        return self.b(torch.tanh(self.a(features)))
+
+def make():
+    return M()
+"""
+
+
+@pytest.mark.parametrize("line", [
+    "return F.cross_entropy(outputs, batch['labels'])",
+    "return F.cross_entropy(outputs, batch['labels'], label_smoothing=0.1)",
+    "return F.nll_loss(outputs.log_softmax(-1), batch['labels'])",
+    "return F.mse_loss(outputs, batch['target'])",
+    "return ((outputs - batch['target']) ** 2).mean()",
+    "return 0.5 * F.mse_loss(outputs, batch['target'])",
+    "return ((outputs - batch['target']) ** 2 * batch['scale'][:, None]).sum() / batch['scale'].sum()",
+    "return ((outputs - batch['target']) ** 2).sum() / outputs.shape[0]",
+    "return ((outputs - batch['target']) ** 2).sum(), batch['target'].numel()",
+    "return F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
+    "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
+    "return 2 * (outputs ** 2).sum() + F.mse_loss(outputs, batch['target'], reduction='sum'), batch['scale'].sum()",
+])
+def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], line: str) -> None:
+    source = load_model(model_file(MODEL.format(line=line)), {}, None)
+    graph = trace_model(source, sequence=None, dtype="float32")
+    torch.manual_seed(0)
+    model = source.build()
+    labels = torch.tensor([0, 4, -100, 2])
+    batch = {"features": torch.randn(4, 6), "labels": labels, "target": torch.randn(4, 5), "scale": torch.rand(4)}
+    used = {given.name for given in graph.batch_inputs}
+    total, weight = run(graph, dict(model.named_parameters()), {name: batch[name] for name in used})
+    assert source.loss is not None
+    expected = source.loss(model(batch["features"]), batch)
+    expected = expected[0] / expected[1] if isinstance(expected, tuple) else expected
+    torch.testing.assert_close(total / weight, expected)
+    parts = [run(graph, dict(model.named_parameters()), {name: batch[name][cut] for name in used})
+             for cut in (slice(0, 1), slice(1, 4))]
+    torch.testing.assert_close(sum(part for part, _ in parts), total)
+    torch.testing.assert_close(sum(part for _, part in parts), weight)
+    padding = {name: torch.full_like(batch[name][:2], -100) if name == "labels" else batch[name][:2] for name in used}
+    if "'labels'" in line:
+        assert [value.item() for value in run(graph, dict(model.named_parameters()), padding)] == [0, 0]
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "adds several averages"),
+    ("return outputs.max()", "ends in max"),
+    ("return F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
+    ("return outputs", "returned no scalar"),
+    ("return (outputs ** 2).sum()", r"is a plain sum.*return \(loss_sum, weight\)"),
+    ("return 0.5 * F.mse_loss(outputs, batch['target'], reduction='sum')", r"is a plain sum.*return \(loss_sum, weight\)"),
+    ("return F.cross_entropy(outputs, batch['labels'], reduction='sum')", r"is a plain sum.*return \(loss_sum, weight\)"),
+    ("return (outputs ** 2).mean(), batch['labels'].numel()", "the loss's sum is no sum over the batch: it ends in mean"),
+    ("return (outputs ** 2).sum() + 1, batch['labels'].numel()", "the loss's sum is no sum over the batch: it ends in add"),
+    ("return (outputs ** 2).sum(), batch['scale'].sum().clamp(min=1)", "weight is no sum over the batch: it ends in clamp"),
+    ("return (outputs ** 2).sum() / outputs.shape[0], batch['labels'].numel()", "div computes with the batch size"),
+    ("return (outputs ** 2).sum(), 7", "returned the number 7"),
+    ("return None", "returned 0 values"),
+    ("return outputs.sum(), outputs.sum()", "weight depends on parameters"),
+    ("return F.cross_entropy(outputs, batch['labels'], weight=torch.rand(5))", "random|weighted by class"),
+])
+def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        trace_model(load_model(model_file(MODEL.format(line=line)), {}, None), sequence=None, dtype="float32")
+
+
+def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
+    text = MODEL.format(line="pass").replace("def loss(outputs, batch):\n    pass", "")
+    graph = trace_model(load_model(model_file(text), {}, None), sequence=None, dtype="float32")
+    assert {given.name: given.high for given in graph.batch_inputs}["labels"] == 5

@@ -1,0 +1,113 @@
+"""The recorded initialisation is the model's own: replayed in order it gives the very weights of a CPU build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import InitStep
+from planner.trace import load_model
+from planner.trace.build import BuiltModel, build
+from planner.trace.load import ModelSource
+from planner.trace.recipes import replay
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 48, "n_positions": 32,
+        "bos_token_id": 0, "eos_token_id": 0}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 48,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 3}
+
+
+def assert_replays(source: ModelSource) -> None:
+    """Walk the generator through every draw of the construction; where one is a parameter's own, follow its recipe."""
+    built: BuiltModel = build(source, "float32")
+    owner = {draw: fqn for fqn, draw in built.drawn.items()}
+    parameters = {parameter.fqn: parameter for parameter in built.parameters}
+    torch.manual_seed(7)
+    replayed = {}
+    for index, draw in enumerate(built.draws):
+        scratch = torch.empty(draw.shape, dtype=draw.dtype)
+        if index in owner:
+            replayed[owner[index]] = replay(parameters[owner[index]].init, scratch)
+        else:
+            replay((InitStep(draw.op, draw.arguments),), scratch)
+    for fqn, parameter in parameters.items():
+        if fqn not in replayed:
+            replayed[fqn] = replay(parameter.init, torch.empty(parameter.type.sizes(1)))
+    torch.manual_seed(7)
+    for fqn, tensor in source.build().named_parameters():
+        assert torch.equal(tensor, replayed[fqn]), fqn
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_examples(name: str) -> None:
+    assert_replays(load_model(f"{EXAMPLES / name}.py:{name}", {"hidden": 32, "layers": 2}, 16))
+
+
+@pytest.mark.parametrize("values", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_hugging_face(config_file: Callable[..., str], values: dict[str, object]) -> None:
+    assert_replays(load_model(config_file(**values), {}, 16))
+
+
+MANY_KINDS = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.default = nn.Linear(8, 8)
+        self.scaled = nn.Parameter(torch.randn(4, 6) * 0.02 + 1)
+        self.shrunk = nn.Parameter(torch.rand(4, 6) / 4)
+        self.truncated = nn.Parameter(torch.empty(9, 9))
+        nn.init.trunc_normal_(self.truncated, std=0.02)
+        self.padded = nn.Embedding(10, 4, padding_idx=2)
+        self.xavier = nn.Linear(4, 4)
+        nn.init.xavier_uniform_(self.xavier.weight, gain=1.5)
+        self.xavier.bias.data.fill_(0.25)
+        self.copied = nn.Parameter(torch.zeros(4, 6))
+        with torch.no_grad():
+            self.copied.copy_(torch.full((4, 6), 3.0))
+        self.table = nn.Parameter(torch.arange(6.0) ** 2)
+
+def make():
+    return M()
+"""
+
+
+def test_many_kinds(model_file: Callable[[str], str]) -> None:
+    source = load_model(model_file(MANY_KINDS), {}, None)
+    assert_replays(source)
+    kinds = {p.fqn: tuple(step.op for step in p.init) for p in build(source, "float32").parameters}
+    assert kinds["scaled"] == ("normal", "scale", "shift")
+    assert kinds["truncated"] == ("trunc_normal",)
+    assert kinds["padded.weight"] == ("normal", "zero_row")
+    assert kinds["table"] == ("value",)
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("nn.init.orthogonal_(self.w)", "the initialisation of parameter w uses"),
+    ("pass", "parameter w is never initialised"),
+    ("nn.init.normal_(self.w[:2])", "normal_ on a part of it"),
+])
+def test_unrecorded(model_file: Callable[[str], str], line: str, said: str) -> None:
+    source = f"""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(300, 300))
+        {line}
+
+def make():
+    return M()
+"""
+    with pytest.raises(ModelError, match=said):
+        build(load_model(model_file(source), {}, None), "float32")
+
+
+def test_generator_is_left_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    build(load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"hidden": 32, "layers": 1}, 16), "float32")
+    assert torch.equal(before, torch.get_rng_state())

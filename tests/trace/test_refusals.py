@@ -1,0 +1,234 @@
+"""Whatever is wrong with a model, ``shardwright plan`` says so in one line and exits with 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+
+GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Plan a model that is wrong; returns the error line."""
+
+    def plan(model: str, *flags: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["plan", model, "--cluster", "local-cpu:1x1", "--batch", "1", "-o", "/dev/null", *flags])
+        said = capsys.readouterr()
+        assert left.value.code == 2, said.err
+        assert said.out == "", "an error belongs on standard error"
+        assert "Traceback" not in said.err
+        *progress, line = said.err.strip().splitlines()
+        assert line.startswith("error: ") and not any(text.startswith("error") for text in progress)
+        assert all(text.startswith("tracing ") for text in progress), progress
+        return line.removeprefix("error: ")
+
+    return plan
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """Write a model file; returns its path."""
+
+    def text(source: str) -> str:
+        path = tmp_path / "model.py"
+        path.write_text(source)
+        return str(path)
+
+    return text
+
+
+def test_missing_file(refused: Refused) -> None:
+    assert refused("nowhere.py:make") == "nowhere.py: no such file; write path/file.py:callable or hf:PATH"
+
+
+def test_directory(refused: Refused, tmp_path: Path) -> None:
+    assert refused(f"{tmp_path}:make") == f"{tmp_path}: is a directory; write path/file.py:callable or hf:PATH"
+
+
+def test_no_python_file(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "model.txt").write_text("make = 1")
+    assert refused(f"{tmp_path}/model.txt:make") == f"{tmp_path}/model.txt: is no Python file; write path/file.py:callable"
+
+
+def test_no_entry(refused: Refused) -> None:
+    assert refused(str(GPT)) == f"{GPT}: names no callable; write path/file.py:callable or hf:PATH"
+    assert f"{GPT}:gtp: gtp is not defined in {GPT}; callables there: " in refused(f"{GPT}:gtp")
+
+
+def test_entry_is_not_callable(refused: Refused) -> None:
+    assert f"math is not callable in {GPT}; callables there: " in refused(f"{GPT}:math")
+
+
+def test_returns_no_module(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("def make():\n    return [1]\n")
+    assert refused(f"{path}:make") == f"{path}:make: make returned list; it must return a torch.nn.Module"
+
+
+def test_unknown_setting(refused: Refused) -> None:
+    said = refused(f"{GPT}:gpt", "--set", "depth=3")
+    assert said.startswith(f"--set depth: {GPT}:gpt takes no keyword 'depth'; it takes layers, hidden, heads")
+
+
+@pytest.mark.parametrize(("setting", "right"), [
+    ("layers=many", "is 'many' (str); {} takes int"),
+    ("layers=2.5", "is 2.5 (float); {} takes int"),
+    ("layers=true", "is True (bool); {} takes int"),
+    ("bias=1", "is 1 (int); {} takes bool"),
+    ("dropout=high", "is 'high' (str); {} takes float"),
+    ("ffn_hidden=wide", "is 'wide' (str); {} takes int or none"),
+])
+def test_setting_of_the_wrong_type(refused: Refused, setting: str, right: str) -> None:
+    key = setting.partition("=")[0]
+    assert refused(f"{GPT}:gpt", "--set", setting) == f"--set {key}: {right.format(f'{GPT}:gpt')}"
+
+
+def test_missing_keyword(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("def make(width):\n    return None\n")
+    assert refused(f"{path}:make") == f"{path}:make: needs the keyword 'width'; give --set width=VALUE"
+
+
+def test_syntax_error(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("import torch\n\ndef make(:\n    pass\n")
+    assert refused(f"{path}:make").startswith(f"{path}:3: importing it failed: SyntaxError: ")
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("raise RuntimeError('first\\nsecond')", "RuntimeError: first"), ("import no_such_module", "ModuleNotFoundError: No"),
+    ("import json; json.loads('{')", "JSONDecodeError: "), ("import sys; sys.exit(0)", "SystemExit: 0"),
+    ("assert False", "AssertionError: AssertionError"),
+])
+def test_file_and_builder_that_raise(refused: Refused, write: Callable[[str], str], line: str, said: str) -> None:
+    path = write(f"import torch\n{line}\ndef make():\n    pass\n")
+    assert refused(f"{path}:make").startswith(f"{path}:2: importing it failed: {said}")
+    path = write(f"import torch\ndef make():\n    {line}\n")
+    assert refused(f"{path}:make").startswith(f"{path}:3: building the model failed: {said}")
+
+
+def test_a_library_beside_the_file_is_named(refused: Refused, write: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def width():\n    return 1 // 0\n")
+    path = write("def make():\n    from beside import width\n    return width()\n")
+    assert refused(f"{path}:make") == (
+        f"{tmp_path}/beside.py:2: building the model failed: ZeroDivisionError: integer division or modulo by zero")
+
+
+def test_forward_that_raises(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("""from torch import nn
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(8, 4)
+    def forward(self, input_ids):
+        return self.e(input_ids) @ self.e.weight
+
+def make():
+    return M()
+""")
+    assert refused(f"{path}:make", "--seq", "4").startswith(f"{path}:8: cannot be traced: ")
+
+
+INPUTS = """import torch
+from torch import nn
+
+def example_inputs(batch, seq):
+    return {line}
+
+def make():
+    return nn.Linear(4, 4)
+"""
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("{'input': torch.zeros(batch, seq // 2)}", ":5: example_inputs failed: TypeError: unsupported operand"),
+    ("[torch.zeros(batch, 4)]", ":make: example_inputs(batch, seq) returned no dict of tensors"),
+    ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 1000003); the first dim must be"),
+    ("{'input': torch.zeros(batch, 4)}", ":make: the model's output"),
+])
+def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str, said: str) -> None:
+    path = write(INPUTS.replace("{line}", line))
+    if said == ":make: the model's output":
+        assert "labels" in refused(f"{path}:make")
+    else:
+        assert refused(f"{path}:make").startswith(path + said)
+
+
+def test_loss_is_no_function(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("loss = 3\ndef make():\n    pass\n")
+    assert refused(f"{path}:make") == f"{path}: defines loss as int; define loss(outputs, batch)"
+
+
+def test_no_sequence(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("from torch import nn\n\ndef make():\n    return nn.Embedding(4, 4)\n")
+    assert refused(f"{path}:make").startswith("--seq: is not given; ")
+
+
+def test_sequence_beyond_the_table(refused: Refused) -> None:
+    said = refused(f"{GPT}:gpt", "--seq", "16", "--set", "seq=8", "--set", "layers=1")
+    assert said.startswith(f"{GPT}:") and said.endswith(
+        "position 15 is looked up in positions.weight, which has 8 rows; give --seq 8 or less, or a longer table")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    """Write a config.json; returns its path."""
+
+    def values(**fields: object) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return tmp_path / "config.json"
+
+    return values
+
+
+def test_no_config(refused: Refused, tmp_path: Path) -> None:
+    right = "hf:PATH is a config.json or the directory that holds one"
+    assert refused(f"hf:{tmp_path}") == f"{tmp_path}/config.json: no such file; {right}"
+    assert refused(f"hf:{tmp_path}/other.json") == f"{tmp_path}/other.json: no such file; {right}"
+
+
+def test_config_is_no_json(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert refused(f"hf:{tmp_path}").startswith(f"{tmp_path}/config.json: is no JSON (")
+
+
+def test_config_without_type(refused: Refused, config: Callable[..., Path]) -> None:
+    file = config(hidden_size=8)
+    assert refused(f"hf:{file}") == f"{file}: model_type: is missing; it must name a transformers model type, such as llama"
+
+
+def test_unknown_type(refused: Refused, config: Callable[..., Path]) -> None:
+    file = config(model_type="nonsense")
+    assert refused(f"hf:{file}").startswith(f"{file}: model_type: 'nonsense' is unknown to transformers ")
+
+
+def test_unknown_architecture(refused: Refused, config: Callable[..., Path]) -> None:
+    for name in ("NoSuchModel", "GPT2Config", "pipeline"):
+        file = config(model_type="gpt2", architectures=[name])
+        said = refused(f"hf:{file}")
+        assert said.startswith(f"{file}: architectures: transformers ")
+        assert said.endswith(f"has no model class '{name}'; name one that it has")
+
+
+def test_config_that_does_not_fit_together(refused: Refused, config: Callable[..., Path]) -> None:
+    file = config(model_type="gpt2", n_embd=30, n_head=4, n_layer=1, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    assert refused(f"hf:{file}").startswith(f"{file}: GPT2LMHeadModel refuses it: ValueError: ")
+
+
+def test_config_setting(refused: Refused, config: Callable[..., Path]) -> None:
+    file = config(model_type="llama")
+    assert refused(f"hf:{file}", "--set", "depth=3").startswith("--set depth: LlamaConfig has no field 'depth'; it has ")
+    assert refused(f"hf:{file}", "--set", "hidden_size=wide").startswith("--set hidden_size: is 'wide': ")
+
+
+def test_no_transformers(refused: Refused, config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config(model_type="llama")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert refused(f"hf:{file}") == f"hf:{file}: needs transformers; pip install 'shardwright[huggingface]'"

@@ -1,0 +1,316 @@
+"""The traced graph means what the model means: same loss, same weight, same gradients, at float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import ModelGraph
+from planner.trace import load_model, trace_model
+from planner.trace.interpret import run
+from planner.trace.load import ModelSource
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = {"hidden": 32, "heads": 4, "vocab": 48, "layers": 3}
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": 48, "n_positions": 32,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 48,
+         "num_attention_heads": 4, "num_key_value_heads": 2}
+
+MEANINGLESS = """
+class Q(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 24), nn.Linear(24, 16)
+    def forward(self, z):
+        zz = torch.tanh(self.a(z)) + z
+        return self.c(F.relu(self.b(zz))) + zz
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(48, 16)
+        self.one, self.two, self.three = Q(), Q(), Q()
+        self.o = nn.Linear(16, 48)
+    def forward(self, input_ids):
+        z = self.e(input_ids)
+        return self.o(self.three(self.two(self.one(z))))
+
+def make():
+    return M()
+"""
+
+IN_PLACE = """
+        y = self.c(self.b(zz))
+        y.mul_(2.0)
+        y += zz
+        return F.relu_(y)
+"""
+
+ATTENTION = """
+        scores = (self.a(z) @ z.transpose(-2, -1)).masked_fill(self.m, float("-inf"))
+        zz = scores.softmax(-1) @ z
+"""
+
+PARAMETER_LIST = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(48, 16)
+        self.w = nn.ParameterList(nn.Parameter(torch.randn(16, 16) * 0.1) for _ in range(4))
+        self.g = nn.ParameterList(nn.Parameter(torch.ones(16)) for _ in range(4))
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for w, g in zip(self.w, self.g):
+            h = F.rms_norm(x, (16,), g)
+            x = x + F.silu(h @ w)
+        return x @ self.e.weight.T
+
+def make():
+    return M()
+"""
+
+
+def both(source: ModelSource, seq: int = 16, samples: int = 3) -> tuple[ModelGraph, float]:
+    """Trace a language model, and the largest difference of its loss and gradients from the plain model's."""
+    graph = trace_model(source, sequence=seq, dtype="float64")
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        model = source.build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ids, labels = torch.randint(0, 48, (2, samples, seq))
+    labels[0, 3:7] = -100
+    total, weight = run(graph, dict(model.named_parameters()), {"input_ids": ids, "labels": labels})
+    logits = model(input_ids=ids)
+    logits = getattr(logits, "logits", logits)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert weight.item() == (labels != -100).sum().item()
+    ours = torch.autograd.grad(total, list(model.parameters()), materialize_grads=True)
+    theirs = torch.autograd.grad(expected, list(model.parameters()), materialize_grads=True)
+    worst = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    return graph, max(worst, abs(total.item() - expected.item()))
+
+
+def example(name: str, **settings: object) -> ModelSource:
+    return load_model(f"{EXAMPLES / name}.py:{name}", TINY | settings, 16)
+
+
+@pytest.mark.parametrize("settings", [{}, {"bias": False, "tied": False, "gelu": "none"}, {"ffn_hidden": 40}])
+def test_gpt(settings: dict[str, object]) -> None:
+    graph, error = both(example("gpt", **settings))
+    assert error < 1e-12
+    assert [block.body for block in graph.blocks] == ["Embedding", "Block", "Block", "Block", "Head"]
+    assert graph.crossing(2) == graph.blocks[1].writes, "only the hidden states cross a cut"
+
+
+@pytest.mark.parametrize("settings", [{}, {"tied": True, "kv_heads": 4}, {"heads": 3, "kv_heads": 1, "head_dim": 8}])
+def test_llama(settings: dict[str, object]) -> None:
+    graph, error = both(example("llama", **settings))
+    assert error < 1e-12
+    assert [block.name for block in graph.blocks] == ["embedding", "layers.0", "layers.1", "layers.2", "head"]
+    assert len(graph.bodies) == 3 and (graph.loss, graph.weight) == ("loss", "weight")
+    assert graph.blocks[1].reads[1:] == ("cos", "sin"), "the rotary tables are context, computed once"
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize(("seq", "samples"), [(1, 3), (1, 1), (2, 1), (15, 2)])
+def test_short_and_odd_sequences(name: str, seq: int, samples: int) -> None:
+    graph, error = both(example(name, seq=seq), seq=seq, samples=samples)
+    assert error < 1e-12
+    assert len(graph.blocks) == 5 and graph.sequence == seq
+    positions = [node.type.shape for node in graph.context.nodes if node.base == "arange"]
+    assert positions and all(shape == (seq,) for shape in positions), "positions are the same whatever the batch"
+
+
+@pytest.mark.parametrize("values", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("seq", [1, 16, 19])
+def test_hugging_face(config_file: Callable[..., str], values: dict[str, object], seq: int) -> None:
+    graph, error = both(load_model(config_file(**values), {}, seq), seq=seq)
+    assert error < 1e-12
+    assert len(graph.blocks) == 5 and len(graph.bodies) == 3
+    attention = [node for body in graph.bodies for node in body.nodes if node.base == "scaled_dot_product_attention"]
+    assert attention[0].argument("is_causal") is (seq > 1) and attention[0].argument("attn_mask") is None
+    assert all(type_.dtype != "bool" or type_.rank < 2 for node in graph.context.nodes for type_ in node.types)
+
+
+def test_names_without_meaning(model_file: Callable[[str], str]) -> None:
+    graph, error = both(load_model(model_file(MEANINGLESS), {}, None))
+    assert error < 1e-12
+    assert [block.name for block in graph.blocks] == ["embedding", "one", "two", "three", "head"]
+    assert len({block.body for block in graph.blocks[1:4]}) == 1
+
+
+def test_parameter_list_loop(model_file: Callable[[str], str]) -> None:
+    graph, error = both(load_model(model_file(PARAMETER_LIST), {}, None))
+    assert error < 1e-12
+    repeats = [block for block in graph.blocks if block.body == "Repeat"]
+    assert len(repeats) == 4
+    assert [dict(block.parameters)["w"] for block in repeats] == ["w.0", "w.1", "w.2", "w.3"]
+
+
+NORM_IN_THE_LOOP = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(48, 16)
+        self.n = nn.ModuleList(nn.LayerNorm(16) for _ in range(4))
+        self.f = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(4))
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for n, f in zip(self.n, self.f):
+            x = x + f(n(x))
+        return x @ self.e.weight.T
+
+def make():
+    return M()
+"""
+
+
+def test_what_the_loop_does_belongs_to_the_blocks(model_file: Callable[[str], str]) -> None:
+    graph, error = both(load_model(model_file(NORM_IN_THE_LOOP), {}, None))
+    assert error < 1e-12
+    assert len(graph.bodies) == 3 and [block.name for block in graph.blocks[1:5]] == ["f.0", "f.1", "f.2", "f.3"]
+    assert all(graph.crossing(index) == graph.blocks[index - 1].writes for index in range(1, 6))
+    assert all(len(block.writes) == 1 for block in graph.blocks)
+
+
+def test_module_called_many_times(model_file: Callable[[str], str]) -> None:
+    source = MEANINGLESS.replace("self.three(self.two(self.one(z)))", "self.one(self.one(self.one(z)))")
+    source = source.replace("self.one, self.two, self.three = Q(), Q(), Q()", "self.one = Q()")
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    assert graph.tied_blocks("one.a.weight") == (1, 2, 3)
+
+
+def test_no_grad_region_is_detached(model_file: Callable[[str], str]) -> None:
+    region = """
+        with torch.no_grad():
+            size = z.abs().mean(-1, keepdim=True)
+        zz = torch.tanh(self.a(z)) + z * size
+"""
+    source = MEANINGLESS.replace("zz = torch.tanh(self.a(z)) + z", region)
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    assert any(node.op == "detach" for body in graph.bodies for node in body.nodes)
+
+
+def test_tokens_under_another_name(model_file: Callable[[str], str]) -> None:
+    source = MEANINGLESS.replace("input_ids", "i")
+    graph = trace_model(load_model(model_file(source), {}, None), sequence=16, dtype="float32")
+    assert [given.name for given in graph.batch_inputs] == ["input_ids", "labels"]
+
+
+def test_equal_masks_of_all_layers_are_one(model_file: Callable[[str], str]) -> None:
+    mask = "self.register_buffer('m', torch.ones(16, 16).tril() == 0)"
+    source = MEANINGLESS.replace("nn.Linear(24, 16)\n", f"nn.Linear(24, 16)\n        {mask}\n", 1)
+    source = source.replace("zz = torch.tanh(self.a(z)) + z", ATTENTION)
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    assert [buffer.fqn for buffer in graph.buffers] == ["one.m"] and len(graph.bodies) == 3
+
+
+def test_sequence_of_the_model_is_the_default(config_file: Callable[..., str]) -> None:
+    source = load_model(f"{EXAMPLES / 'gpt.py'}:gpt", TINY, None)
+    assert source.sequence == 128 and trace_model(source, dtype="float32").sequence == 128
+    assert load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"seq": 64}, None).sequence == 64
+    assert load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"seq": 64}, 32).sequence == 32
+    assert load_model(config_file(**GPT2), {}, None).sequence == 32
+    assert load_model(config_file(**LLAMA), {"max_position_embeddings": 24}, None).sequence == 24
+    assert trace_model(load_model(config_file(**LLAMA), {}, 8), sequence=None, dtype="float32").sequence == 8
+
+
+def test_no_sequence_anywhere(model_file: Callable[[str], str]) -> None:
+    with pytest.raises(ModelError, match="--seq: is not given"):
+        trace_model(load_model(model_file(MEANINGLESS), {}, None), dtype="float32")
+
+
+def test_unused_parameter_is_told(model_file: Callable[[str], str]) -> None:
+    source = MEANINGLESS.replace("self.o = nn.Linear(16, 48)", "self.o = nn.Linear(16, 48)\n        self.p = nn.Linear(2, 2)")
+    graph = trace_model(load_model(model_file(source), {}, None), sequence=16, dtype="float32")
+    assert graph.warnings == tuple(f"parameter p.{leaf} takes no part in the loss" for leaf in ("weight", "bias"))
+
+
+def test_tied_parameters_appear_in_each_block() -> None:
+    graph = trace_model(example("gpt"), sequence=16, dtype="float32")
+    assert graph.tied_blocks("tokens.weight") == (0, 4)
+    assert graph.parameter_of["tokens.weight"].aliases == ("head.weight",)
+
+
+def test_batch_inputs_and_decay() -> None:
+    graph = trace_model(example("gpt"), sequence=16, dtype="bfloat16")
+    assert [(given.name, given.role, given.high) for given in graph.batch_inputs] == [
+        ("input_ids", "tokens", 48), ("labels", "targets", 48)]
+    assert {p.decay for p in graph.parameters if p.type.rank == 1} == {False}
+    assert {p.type.dtype for p in graph.parameters} == {"bfloat16"}
+
+
+def test_dropout_stays_where_it_acts() -> None:
+    graph = trace_model(example("gpt", dropout=0.1), sequence=16, dtype="float32")
+    nodes = graph.body_of["Block"].nodes
+    assert [node.argument("p") for node in nodes if node.op == "dropout"] == [0.1, 0.1]
+    assert [node.argument("dropout_p") for node in nodes if node.base.startswith("scaled")] == [0.1]
+
+
+@pytest.mark.parametrize("values", [GPT2], ids=["hugging-face"])
+def test_short_position_table(config_file: Callable[..., str], values: dict[str, object]) -> None:
+    with pytest.raises(ModelError, match=r"wpe.weight, which has 32 rows; give --seq 32 or less"):
+        trace_model(load_model(config_file(**values), {}, 33), sequence=33, dtype="float32")
+    with pytest.raises(ModelError, match="which has 8 rows"):
+        trace_model(example("gpt", seq=8), sequence=16, dtype="float32")
+
+
+@pytest.mark.parametrize(("forward", "said"), [
+    ("if x.sum() > 0:\n            x = x + 1", r"depends on tensor values: if x.sum\(\) > 0:"),
+    ("x = x * x.sum().item()", "depends on tensor values"),
+    ("x = self.n(x.transpose(1, 2)).transpose(1, 2)", "changes buffer n.running_mean in place; statistics over a batch"),
+    ("x = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)", "statistics over the batch"),
+    ("x = x + torch.rand_like(x)", "rand_like draws random numbers"),
+    ("x = x * (1 / x.shape[0])", "computed from the batch size"),
+    ("x = x / x.shape[0] ** 0.5", "computed from the batch size"),
+    ("x = x * x.shape[0]", "mul computes with the batch size"),
+    ("x = x - x.mean(0, keepdim=True)", "sub blends samples: it reads a statistic over the batch"),
+    ("x = x / x.norm()", "div blends samples"),
+    ("x = x.unknown()", "has no attribute 'unknown'"),
+])
+def test_untraceable(model_file: Callable[[str], str], forward: str, said: str) -> None:
+    source = f"""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.n = nn.Embedding(48, 16), nn.BatchNorm1d(16)
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        {forward}
+        return x @ self.e.weight.T
+
+def make():
+    return M()
+"""
+    with pytest.raises(ModelError, match=said) as raised:
+        trace_model(load_model(model_file(source), {}, None), sequence=16, dtype="float32")
+    assert "user_model.py" in raised.value.where
+
+
+def test_in_place_operations_become_functional(model_file: Callable[[str], str]) -> None:
+    source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", IN_PLACE)
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    assert not any(node.base.endswith("_") for body in graph.bodies for node in body.nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings", "seq"), [
+    ("gpt", {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 50257}, 2048),
+    ("llama", {"layers": 126, "hidden": 25600, "heads": 200, "kv_heads": 8, "ffn_hidden": 102400}, 8192),
+])
+def test_giants(name: str, settings: dict[str, object], seq: int) -> None:
+    source = load_model(f"{EXAMPLES / name}.py:{name}", settings, seq)
+    graph = trace_model(source, sequence=seq, dtype="bfloat16")
+    assert len(graph.bodies) == 3 and graph.parameter_count > 1.7e11
