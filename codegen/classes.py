@@ -17,13 +17,14 @@ def render_class(cls: BlockClass, tensor: int, keyed: bool) -> str:
     """A block class: docstring, declarations, recomputed regions, forward. ``keyed``: its keys follow from the block's
     name, and the class lists its paths."""
     lines = [f"class {cls.name}(ParallelBlock):", *_docstring(cls.doc), ""]
-    if cls.recomputed:
-        lines += ["    recomputed = True"]
+    recomputes = "all" if cls.recomputed else "attention" if cls.regions else ""
+    if recomputes:
+        lines += [f'    recomputes = "{recomputes}"']
     if keyed:
         paths = ", ".join(f'"{item.path}"' for item in (*cls.parameters, *cls.constants))
         count = len(cls.parameters) + len(cls.constants)
         lines += wrap(f"paths = ({paths}{',' if count == 1 else ''})", 4)
-    if cls.recomputed or keyed:
+    if recomputes or keyed:
         lines += [""]
     lines += ["    def __init__(self, name, tensor, bindings, constants):",
               "        super().__init__(name, tensor, bindings, constants)"]
@@ -224,7 +225,7 @@ def _run(run: Run) -> list[str]:
         return lines + wrap(f"{left} = {repeated}", 8)
     if not any(run.recomputed):
         return lines + wrap(f"{left} = {plain}", 8)
-    return [*lines, '        if getattr(block, "recomputed", False):', *wrap(f"{left} = {repeated}", 12),
+    return [*lines, '        if block.recomputes == "all":', *wrap(f"{left} = {repeated}", 12),
             "        else:", *wrap(f"{left} = {plain}", 12)]
 
 

@@ -27,7 +27,7 @@ def render_function(function: Function, *, method: bool, annotations: str = "") 
     parameters = [*(("self",) if method else ()), *function.inputs, *(("rng",) if function.random else ())]
     head = wrap(f"def {function.name}({', '.join(parameters)}):", 0)
     lines = [*head, *([f"    {annotations}"] if annotations else [])]
-    text = "\n".join(writer.lines)
+    text = "\n".join([*writer.lines, *outputs])
     if "tp." in text:
         lines.append("    tp = self.tensor")
     if "batch" in writer.scope.asked:

@@ -182,6 +182,6 @@ class Program:
 
 
 __all__ = [
-    "HALF", "BlockClass", "Compute", "ContextCall", "Convert", "Cut", "Declaration", "Dtype", "Function", "Link", "LocalArgument",
-    "Program", "RankSize", "Repeat", "Run", "Statement", "Variable",
+    "HALF", "BlockClass", "Compute", "ContextCall", "Convert", "Cut", "Declaration", "Dtype", "Function", "Link",
+    "LocalArgument", "Program", "RankSize", "Repeat", "Run", "Statement", "Variable",
 ]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import networkx as nx
+
 from codegen.bodies import lower_body
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
@@ -102,29 +104,19 @@ def lower_context(
 
 
 def _ancestors(body: Body, names: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    todo = list(names)
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo.extend(body.by_name[name].operands if name in body.by_name else ())
-    return found
+    """The values that ``names`` are computed from, themselves included."""
+    flow = body.dataflow
+    nodes = {name for name in names if name in flow}.union(*(nx.ancestors(flow, name) for name in names if name in flow))
+    return {*names, *nodes, *(operand for name in nodes for operand in body.by_name[name].operands)}
 
 
 def _groups(body: Body, outputs: Sequence[str]) -> list[list[str]]:
     """Outputs that share a computed value, together."""
-    groups: list[tuple[list[str], set[str]]] = []
-    for name in outputs:
-        own = {value for value in _ancestors(body, [name]) if value in body.by_name}
-        merged, rest = [name], []
-        for members, values in groups:
-            if values & own:
-                merged, own = [*members, *merged], own | values
-            else:
-                rest.append((members, values))
-        groups = [*rest, (merged, own)]
-    return [members for members, _ in groups]
+    computed = _ancestors(body, outputs) & set(body.by_name)
+    parts = list(nx.weakly_connected_components(body.dataflow.subgraph(computed)))
+    alone = [[name] for name in outputs if name not in computed]
+    together = [[name for name in outputs if name in part] for part in parts]
+    return sorted((group for group in (*alone, *together) if group), key=lambda group: outputs.index(group[0]))
 
 
 def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]) -> tuple[Function, ContextCall]:

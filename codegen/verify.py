@@ -17,7 +17,20 @@ def verify(program: Program) -> Program:
     for cls in program.classes:
         _verify_class(cls)
     _verify_chain(program)
+    _verify_schedule(program)
     return program
+
+
+def _verify_schedule(program: Program) -> None:
+    """Zero-bubble schedules lose ZeRO 3's gradients, and recompute for every part of the backward pass."""
+    name = program.plan.schedule.name
+    decisions = [decision for stage in program.plan.stages for decision in stage.decisions]
+    split = name in ("interleaved-zero-bubble", "zbv")
+    _require(not (split and any(d.zero == 3 for d in decisions)), "schedule", f"{name} parts the backward pass: no ZeRO 3")
+    _require(
+        not (split and any(d.recompute != "none" for d in decisions)), "schedule",
+        f"{name} parts the backward pass: no recomputation",
+    )
 
 
 def _require(holds: bool, where: str, wrong: str) -> None:

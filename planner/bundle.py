@@ -13,7 +13,7 @@ from planner.ir.errors import PlanFileError, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.ir.serialize import from_json, to_json
-from planner.plan_file import dump, load
+from planner.plan_file import dump, load, placed_for
 from planner.search import Certificate
 
 _BESIDE = "`shardwright plan` writes it beside the plan: keep the three files together"
@@ -57,7 +57,8 @@ def save(compiled: Compiled, path: Path) -> str:
     """Write the three files; returns the plan's text. Raises PlanFileError where they cannot be written."""
     check_output(path)
     result = compiled.result
-    text = dump(result.plan, result.prediction, compiled.graph, result.certificate)
+    size = placed_for(result.plan, compiled.graph, compiled.cluster)
+    text = dump(result.plan, result.prediction, compiled.graph, result.certificate, placed_for=size)
     try:
         graph_path(path).write_text(to_json(compiled.graph), encoding="utf-8")
         cluster_path(path).write_text(cluster_to_yaml(compiled.cluster), encoding="utf-8")

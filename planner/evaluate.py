@@ -7,7 +7,11 @@ Data traffic of ZeRO 0 and 1 runs after the last backward pass and overlaps with
 micro-batch. So the step time stays a maximum of sums that are linear in the blocks' times, which the solver's cuts need.
 
 Memory of a rank is the sum over its virtual stages of what persists, plus the worst live profile of the schedule times
-the saved activations, plus the largest transient of one stage, the pipeline's receive buffers and the chip's reserve.
+what a micro-batch keeps (saved activations, what is sent on, the context's values), plus the largest transient of one
+stage, the pipeline's receive buffers, the batch and the chip's reserve. Each term is an upper bound of what the emitted
+program holds; the terms need not reach their most at the same moment. Two things are not counted: what the optimizer
+makes while it steps (by then activations and working copies are gone), and under zero-bubble schedules the gradients
+that wait for the weight part of a backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +26,17 @@ from planner.ir.costed import BlockCost, CostedGraph, StateCost
 from planner.ir.errors import InternalError
 from planner.ir.graph import ModelGraph, Parameter
 from planner.ir.placement import Placement, local_type
-from planner.ir.plan import Breakdown, Mesh, Plan, Precision, Prediction, StageMemory, StagePlan, StagePrediction
+from planner.ir.plan import (
+    Breakdown,
+    Mesh,
+    Plan,
+    Precision,
+    Prediction,
+    ScheduleName,
+    StageMemory,
+    StagePlan,
+    StagePrediction,
+)
 
 DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
@@ -32,7 +46,8 @@ class StageLoad:
     """One virtual stage on one rank. Seconds of one micro-batch; ``once_s`` and ``optimizer_s`` once a step; bytes.
 
     ``times`` hold everything that the schedule sees, the parts say what they are made of. ``transient_bytes``: the largest
-    peak of a block; ``gather_bytes``: the two largest gathered blocks (ZeRO-3 fetches one ahead).
+    peak of a block; ``gather_bytes``: the two largest shares of ZeRO's transient copies. ``saved_bytes``: all that one
+    micro-batch keeps.
     """
 
     times: StageTimes
@@ -62,10 +77,26 @@ def input_gradient_seconds(cost: BlockCost, state: StateCost) -> float:
     return cost.input_gradient_s + cost.backward_comm_s + repeated + state.backward_comm_s
 
 
-def receive_buffer_bytes(microbatches: int, incoming_bytes: int, outgoing_bytes: int) -> int:
-    """Buffers that torch's schedules allocate for a stage and keep: an input of every micro-batch, and as many gradients
-    of its output (torch/distributed/pipelining/stage.py, ``_prepare_forward_infra`` and ``_prepare_backward_infra``)."""
-    return microbatches * (incoming_bytes + outgoing_bytes)
+def receive_buffer_bytes(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, incoming_bytes: int, outgoing_bytes: int
+) -> int:
+    """Buffers that a stage receives into and keeps: inputs, and gradients of its output.
+
+    Under gpipe and 1f1b they are taken in turns (runtime/schedule.py): an input for each micro-batch in flight and one
+    more, two gradients. Other schedules keep torch's one of each for every micro-batch
+    (torch/distributed/pipelining/stage.py, ``_setup_forward_recv_info`` and ``_setup_backward_recv_info``).
+    """
+    if schedule not in ("gpipe", "1f1b"):
+        return microbatches * (incoming_bytes + outgoing_bytes)
+    in_flight = microbatches if schedule == "gpipe" else min(stages - stage, microbatches)
+    return min(in_flight + 1, microbatches) * incoming_bytes + min(2, microbatches) * outgoing_bytes
+
+
+def sums_seconds(cluster: Cluster, mesh: Mesh) -> float:
+    """The all-reduces of single numbers that a step makes whatever its plan: the loss' weight over the data axis, loss and
+    gradient norm over the world (runtime/loop.py, ``gradients``)."""
+    spans = [span_of(cluster, mesh.data, mesh.context * mesh.tensor), span_of(cluster, mesh.devices, 1)]
+    return sum(collective_s("all_reduce", span, 16) for span in spans if span.size > 1)
 
 
 def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float) -> float:
@@ -97,9 +128,9 @@ def evaluate(plan: Plan, costed: CostedGraph, cluster: Cluster) -> Prediction:
     )
     ranks = [[stage.index for stage in plan.stages_of_rank(rank)] for rank in range(mesh.pipeline)]
     tails = [sum(loads[index].once_s + loads[index].optimizer_s for index in stages) for stages in ranks]
-    tied_s = tied_gradient_seconds(plan, costed.graph, cluster)
+    tied_s = tied_gradient_seconds(plan, costed.graph, cluster) + sums_seconds(cluster, mesh)
     step_s = line.total_s + max(tails) + tied_s
-    memory = rank_memories(plan, loads, crossing, cluster)
+    memory = rank_memories(plan, loads, crossing, costed.batch_bytes * microbatches, cluster)
     tokens = plan.batch.total * plan.sequence
     step_flops = plan.batch.total / plan.batch.micro * _model_flops(costed, option)
     rate = step_flops / step_s / mesh.devices
@@ -128,7 +159,7 @@ def evaluate_plan(plan: Plan, graph: ModelGraph, cluster: Cluster) -> Prediction
 
     costed = cost_graph(
         graph, cluster, mesh=plan.mesh, microbatch=plan.batch.micro, precision=plan.precision,
-        zero_group=plan.zero_group, options=(plan.placements,),
+        zero_group=plan.zero_group, options=(plan.placements,), accumulation=plan.batch.accumulation,
     )
     return evaluate(plan, costed, cluster)
 
@@ -140,6 +171,8 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int) -> StageLoad:
         cost = costed.blocks[option][block.body][decision.recompute]
         pairs.append((cost, costed.states[option][block.body][decision.zero]))
     weight_s = sum(cost.weight_gradient_s for cost, _ in pairs)
+    # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache).
+    sent = costed.crossing_bytes[option].get(stage.last, 0)
     return StageLoad(
         times=StageTimes(
             sum(forward_seconds(*pair) for pair in pairs) + costed.context_s,
@@ -156,16 +189,17 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int) -> StageLoad:
         gradients_bytes=sum(state.gradients_bytes for _, state in pairs),
         optimizer_bytes=sum(state.optimizer_bytes for _, state in pairs),
         constant_bytes=sum(cost.buffer_bytes for cost, _ in pairs),
-        saved_bytes=sum(cost.saved_bytes for cost, _ in pairs),
+        saved_bytes=sum(cost.saved_bytes for cost, _ in pairs) + costed.context_bytes + sent,
         transient_bytes=max((max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost, _ in pairs), default=0),
         gather_bytes=sum(sorted(state.gather_bytes for _, state in pairs)[-2:]),
     )
 
 
 def rank_memories(
-    plan: Plan, loads: Sequence[StageLoad], crossing: Sequence[int], cluster: Cluster
+    plan: Plan, loads: Sequence[StageLoad], crossing: Sequence[int], batch_bytes: int, cluster: Cluster
 ) -> tuple[StageMemory, ...]:
-    """Peak memory of every pipeline rank. ``crossing[v]``: bytes of one micro-batch into virtual stage v."""
+    """Peak memory of every pipeline rank. ``crossing[v]``: bytes of one micro-batch into virtual stage v; ``batch_bytes``:
+    a rank's inputs of all micro-batches, which every stage loads."""
     mesh, microbatches = plan.mesh, plan.batch.accumulation
     profiles = live_profiles(plan.schedule.name, mesh.pipeline, plan.schedule.virtual, microbatches)
     result = []
@@ -174,7 +208,9 @@ def rank_memories(
         mine = [loads[index] for index in stages]
         live = max(sum(n * load.saved_bytes for n, load in zip(p, mine, strict=True)) for p in profiles[rank])
         receive = sum(
-            receive_buffer_bytes(microbatches, _received(plan, crossing, i), _received(plan, crossing, i + 1))
+            receive_buffer_bytes(
+                plan.schedule.name, i, len(loads), microbatches, _received(plan, crossing, i), _received(plan, crossing, i + 1)
+            )
             for i in stages
         )
         # One stage runs at a time: its peak and its gathered blocks live together, those of others do not.
@@ -184,7 +220,7 @@ def rank_memories(
             gradients=sum(load.gradients_bytes for load in mine),
             optimizer=sum(load.optimizer_bytes for load in mine),
             activations=live + worst.transient_bytes,
-            buffers=receive + worst.gather_bytes + sum(load.constant_bytes for load in mine),
+            buffers=receive + batch_bytes + worst.gather_bytes + sum(load.constant_bytes for load in mine),
             reserve=cluster.chip.reserve_bytes,
         ))
     return tuple(result)

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+_KIND = re.compile(r"bool|int|float|str|list\[.*\]|dict\[.*\]")
 
 
 def _number(value: object) -> object:
@@ -26,39 +27,20 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def first_problem(error: ValidationError, record: type[Record]) -> tuple[str, str, str]:
+def first_problem(error: ValidationError) -> tuple[str, str, str]:
     """The first wrong field by its dotted path, what is wrong with it, and what would be right."""
     problem = error.errors()[0]
-    known, path = _known(record, problem["loc"])
+    location = [str(part) for part in problem["loc"]]
+    # Where a field may be of several kinds, pydantic puts the kind that it tried at the end of the path.
+    while len(location) > 1 and _KIND.fullmatch(location[-1]):
+        location.pop()
+    path = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        return path, "is no field", f"known fields: {', '.join(known)}" if known else "remove it"
+        return path, "is no field", "remove it, or correct its name"
     if problem["type"] == "missing":
         return path, "is missing", "give it"
     given = repr(problem["input"])
-    right = problem["msg"][:1].lower() + problem["msg"][1:]
-    return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", right
-
-
-def _known(record: type[Record], location: tuple[int | str, ...]) -> tuple[list[str], str]:
-    """The fields of the record that holds the last part of a location, and the location without the names of the
-    alternatives of a union, which pydantic puts at its end."""
-    here: object = record
-    fields, path = list(_aliases(record)), []
-    for part in location:
-        if isinstance(here, type) and issubclass(here, Record):
-            fields = list(_aliases(here))
-            here = _aliases(here).get(str(part))
-        elif not isinstance(part, int) and here is None and path:
-            break
-        else:
-            here = None
-        path.append(str(part))
-    return fields, ".".join(path)
-
-
-def _aliases(record: type[Record]) -> dict[str, object]:
-    """Field types by the name that stands in the file."""
-    return {field.alias or name: field.annotation for name, field in record.model_fields.items()}
+    return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", problem["msg"][:1].lower() + problem["msg"][1:]
 
 
 def parse_mapping(text: str) -> dict[object, object]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from planner.fields import Number, Record, first_problem, parse_mapping
 from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
 
@@ -36,25 +37,25 @@ class Job:
 _DEFAULTS = OptimizerSettings()
 
 
-class _Optimizer(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    learning_rate: float = Field(_DEFAULTS.learning_rate, gt=0)
-    weight_decay: float = Field(_DEFAULTS.weight_decay, ge=0)
-    beta1: float = Field(_DEFAULTS.beta1, ge=0, lt=1)
-    beta2: float = Field(_DEFAULTS.beta2, ge=0, lt=1)
-    epsilon: float = Field(_DEFAULTS.epsilon, gt=0)
-    clip: float = Field(_DEFAULTS.clip, ge=0)
-    warmup_steps: int = Field(_DEFAULTS.warmup_steps, ge=0)
+class _Optimizer(Record):
+    """AdamW and its schedule: the defaults of the emitted program's flags."""
+
+    learning_rate: Number = Field(default=_DEFAULTS.learning_rate, gt=0)
+    weight_decay: Number = Field(default=_DEFAULTS.weight_decay, ge=0)
+    beta1: Number = Field(default=_DEFAULTS.beta1, ge=0, lt=1)
+    beta2: Number = Field(default=_DEFAULTS.beta2, ge=0, lt=1)
+    epsilon: Number = Field(default=_DEFAULTS.epsilon, gt=0)
+    clip: Number = Field(default=_DEFAULTS.clip, ge=0)
+    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0)
 
 
-class _JobFile(BaseModel):
-    """The schema of JOB.yaml; unknown fields are refused so that a typing error cannot pass silently."""
+class _JobFile(Record):
+    """The schema of JOB.yaml."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: str
     cluster: str | None = None
-    batch: int | None = Field(None, gt=0)
-    seq: int | None = Field(None, gt=0)
+    batch: int | None = Field(default=None, gt=0)
+    seq: int | None = Field(default=None, gt=0)
     precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     set: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     optimizer: _Optimizer = Field(default_factory=_Optimizer)
@@ -71,19 +72,17 @@ def read_job_file(path: Path) -> _JobFile:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(str(path), f"cannot be read ({error})", "give a JOB.yaml or path/file.py:callable") from error
+        wrong = f"cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
+        raise JobError(str(path), wrong, "give a JOB.yaml or path/file.py:callable") from error
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise JobError(str(path), f"is not YAML ({str(error).splitlines()[0]})", "see docs/job.md") from error
-    if not isinstance(data, dict):
-        raise JobError(str(path), "holds no mapping", "a job has at least the fields model and cluster")
+        data = parse_mapping(text)
+    except ValueError as error:
+        raise JobError(str(path), str(error), "a job has at least the fields model and cluster") from error
     try:
         return _JobFile.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise JobError(f"{path}: {where}", first["msg"], f"known fields: {', '.join(_JobFile.model_fields)}") from error
+        field, wrong, right = first_problem(error)
+        raise JobError(f"{path}: {field}", wrong, f"{right} (see docs/job.md)") from error
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
@@ -123,6 +122,10 @@ def make_job(
 ) -> Job:
     """Combine a model or JOB.yaml with flags, which override it. Raises JobError."""
     given = parse_settings(settings)
+    if not gap >= 0:
+        raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise JobError("--time-limit", f"is {time_limit_s}", "give a positive number of seconds")
     if model.endswith((".yaml", ".yml")):
         path = Path(model)
         file = read_job_file(path)
@@ -130,7 +133,7 @@ def make_job(
         constraints = tuple(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in file.constraints.items())
     else:
         file, model_spec, constraints = _JobFile(model=model), model, ()
-    cluster = cluster if cluster is not None else file.cluster
+    cluster = cluster if cluster is not None else file.cluster and _cluster_of(Path(model), file.cluster)
     if cluster is None:
         raise JobError("--cluster", "is missing", "for example --cluster dgx-h100:32 (see `shardwright hardware`)")
     pinned = {text.partition("=")[0] for text in pins}
@@ -153,6 +156,12 @@ def _relative_to(job_file: Path, spec: str) -> str:
     """A model path in a job file is relative to that file."""
     prefix, path = ("hf:", spec[3:]) if spec.startswith("hf:") else ("", spec)
     return prefix + (path if Path(path).is_absolute() else str(job_file.parent / path))
+
+
+def _cluster_of(job_file: Path, spec: str) -> str:
+    """A cluster's YAML in a job file is relative to that file."""
+    file = spec if spec.endswith((".yaml", ".yml")) else spec.rpartition(":")[0]
+    return _relative_to(job_file, spec) if file.endswith((".yaml", ".yml")) else spec
 
 
 def _positive(flag: str, value: int | None) -> int | None:

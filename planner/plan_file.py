@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
+from planner.consistency import check_consistency
 from planner.costing import Pricing
-from planner.evaluate import tied_parameters
+from planner.evaluate import DTYPES
+from planner.fields import Number, Record, first_problem, parse_mapping
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PlanFileError
 from planner.ir.graph import Body, ModelGraph
@@ -39,37 +41,34 @@ from planner.search.request import Certificate
 
 FORMAT = 1
 GIB = 2**30
+SMALL_CALLS = range(1, 9)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Named(_Part):
+class _Named(Record):
     name: str
     fingerprint: str
 
 
-class _Mesh(_Part):
-    pipeline: int = Field(1, gt=0)
-    data: int = Field(1, gt=0)
+class _Mesh(Record):
+    pipeline: int = Field(default=1, gt=0)
+    data: int = Field(default=1, gt=0)
     context: Literal[1] = 1
     expert: Literal[1] = 1
-    tensor: int = Field(1, gt=0)
+    tensor: int = Field(default=1, gt=0)
 
 
-class _Batch(_Part):
+class _Batch(Record):
     total: int = Field(gt=0, alias="global")
     micro: int = Field(gt=0)
     accumulation: int = Field(gt=0)
 
 
-class _Schedule(_Part):
+class _Schedule(Record):
     name: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
-    virtual: int = Field(1, gt=0)
+    virtual: int = Field(default=1, gt=0)
 
 
-class _Stage(_Part):
+class _Stage(Record):
     """``blocks``: "first - last", or one name. ``zero``, ``recompute``: one value, or a list of "value x count" in order."""
 
     blocks: str
@@ -77,28 +76,29 @@ class _Stage(_Part):
     recompute: str | list[str]
 
 
-class _Placements(_Part):
+class _Placements(Record):
     boundary: dict[str, str] = Field(default_factory=dict)
     parameters: dict[str, str] = Field(default_factory=dict)
 
 
-class _Optimizer(_Part):
-    learning_rate: float = Field(gt=0)
-    weight_decay: float = Field(ge=0)
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    epsilon: float = Field(gt=0)
-    clip: float = Field(ge=0)
+class _Optimizer(Record):
+    learning_rate: Number = Field(gt=0)
+    weight_decay: Number = Field(ge=0)
+    beta1: Number = Field(ge=0, lt=1)
+    beta2: Number = Field(ge=0, lt=1)
+    epsilon: Number = Field(gt=0)
+    clip: Number = Field(ge=0)
     warmup_steps: int = Field(ge=0)
 
 
-class _Certificate(_Part):
-    lower_bound_s: float = Field(ge=0)
+class _Certificate(Record):
+    batch: int = Field(gt=0)
+    lower_bound_s: Number = Field(ge=0)
     candidates: int = Field(ge=0)
     solved: int = Field(ge=0)
 
 
-class _File(_Part):
+class _File(Record):
     format: Literal[1]
     model: _Named
     cluster: _Named
@@ -110,13 +110,17 @@ class _File(_Part):
     schedule: _Schedule
     zero_group: int = Field(gt=0)
     stages: list[_Stage] = Field(min_length=1)
+    placed_for: int = Field(gt=0)
     placements: dict[str, _Placements]
     optimizer: _Optimizer
     certificate: _Certificate
 
 
-def dump(plan: Plan, prediction: Prediction, graph: ModelGraph, certificate: Certificate) -> str:
-    """The text of plan.yaml."""
+def dump(
+    plan: Plan, prediction: Prediction, graph: ModelGraph, certificate: Certificate, *, placed_for: int | None = None
+) -> str:
+    """The text of plan.yaml. ``placed_for``: samples of the call that the placements are the cheapest for (None: of a
+    micro-batch), which :func:`load` needs to find them again."""
     mesh = {axis: getattr(plan.mesh, axis) for axis in ("pipeline", "data", "context", "expert", "tensor")}
     parts: list[dict[str, Any]] = [
         {"format": FORMAT},
@@ -134,10 +138,13 @@ def dump(plan: Plan, prediction: Prediction, graph: ModelGraph, certificate: Cer
     placements = {body.name: _placement_texts(body, plan.placements[body.name]) for body in graph.bodies}
     optimizer = {name: getattr(plan.optimizer, name) for name in _Optimizer.model_fields}
     proof = {
-        "lower_bound_s": certificate.lower_bound_s, "candidates": certificate.candidates, "solved": certificate.solved,
+        "batch": plan.batch.total, "lower_bound_s": certificate.lower_bound_s, "candidates": certificate.candidates,
+        "solved": certificate.solved,
     }
     note = "# What the solver proved of its own plan; an edit does not change it.\n"
-    tail = _yaml({"placements": placements}) + _yaml({"optimizer": optimizer}) + note + _yaml({"certificate": proof})
+    placed = "# Operations between these are placed as is cheapest for calls of so many samples.\n"
+    placed += _yaml({"placed_for": placed_for or plan.batch.micro})
+    tail = placed + _yaml({"placements": placements}) + _yaml({"optimizer": optimizer}) + note + _yaml({"certificate": proof})
     return _header(plan, prediction, certificate) + head + stages + tail
 
 
@@ -184,11 +191,9 @@ def _grouped(values: Sequence[object]) -> object:
 
 
 def _placement_texts(body: Body, placement: BodyPlacement) -> dict[str, dict[str, str]]:
-    ends = [*zip((v.name for v in body.inputs), placement.inputs, strict=True),
-            *zip(body.outputs, placement.outputs, strict=True)]
     parameters = zip((p.name for p in body.parameters), placement.parameters, strict=True)
     return {
-        "boundary": {name: str(placed) for name, placed in ends},
+        "boundary": {name: str(placed) for name, placed in _ends(body, placement).items()},
         "parameters": {name: str(placed) for name, placed in parameters},
     }
 
@@ -227,25 +232,26 @@ def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Pl
         mesh, batch, schedule, file.zero_group, stages, placements, file.engine,
         OptimizerSettings(**file.optimizer.model_dump()),
     )
-    _check_stages(plan, graph, where)
-    certificate = Certificate(file.certificate.lower_bound_s, file.certificate.candidates, file.certificate.solved)
+    check_consistency(plan, graph, where)
+    # A bound on the step says nothing about a step of another batch.
+    bound = file.certificate.lower_bound_s if file.certificate.batch == batch.total else 0.0
+    certificate = Certificate(bound, file.certificate.candidates, file.certificate.solved)
     return plan, certificate
 
 
 def _parse(text: str, where: str) -> _File:
     try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PlanFileError(where, f"is not YAML ({str(error).splitlines()[0]})", "what `shardwright plan` wrote") from None
-    if not isinstance(data, dict):
-        raise PlanFileError(where, "holds no mapping", "what `shardwright plan` wrote, beginning with format: 1")
+        data = parse_mapping(text)
+    except ValueError as error:
+        raise PlanFileError(where, str(error), "give what `shardwright plan` wrote") from None
+    if data.get("format") != FORMAT:
+        wrong = f"is {data['format']!r}" if "format" in data else "is missing"
+        raise PlanFileError(f"{where}: format", wrong, f"this version reads format {FORMAT}; plan again")
     try:
         return _File.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "plan"
-        right = "remove it" if first["type"] == "extra_forbidden" else "see docs/plan.md"
-        raise PlanFileError(f"{where}: {field}", first["msg"], right) from None
+        field, wrong, right = first_problem(error)
+        raise PlanFileError(f"{where}: {field}", wrong, f"{right} (see docs/plan.md)") from None
 
 
 def _check_origin(file: _File, where: str, graph: ModelGraph, cluster: Cluster) -> None:
@@ -258,6 +264,9 @@ def _check_origin(file: _File, where: str, graph: ModelGraph, cluster: Cluster) 
             )
     if file.sequence != graph.sequence:
         raise PlanFileError(f"{where}: sequence", f"is {file.sequence}", f"the traced model has {graph.sequence}")
+    traced = next(name for name, dtype in DTYPES.items() if dtype == graph.dtype)
+    if file.precision != traced:
+        raise PlanFileError(f"{where}: precision", f"is {file.precision}", f"the model was traced in {traced}; plan again")
 
 
 def _check_numbers(file: _File, mesh: Mesh, batch: Batch, where: str, cluster: Cluster) -> None:
@@ -334,7 +343,7 @@ def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster) ->
     if set(file.placements) != set(names):
         wrong = ", ".join(sorted(set(file.placements) ^ set(names)))
         raise PlanFileError(f"{where}: placements", f"{wrong} is missing or unknown", f"one for each of {', '.join(names)}")
-    pricing = Pricing(cluster, file.mesh.tensor, file.batch.micro)
+    pricing = Pricing(cluster, file.mesh.tensor, file.placed_for)
     result = {}
     for body in graph.bodies:
         part, field = file.placements[body.name], f"{where}: placements.{body.name}"
@@ -343,25 +352,30 @@ def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster) ->
         try:
             result[body.name] = complete(body, file.mesh.tensor, boundary, parameters, pricing)
         except PlanFileError as error:
-            raise PlanFileError(f"{where}: {error.where}", error.wrong, error.right) from None
+            raise PlanFileError(field, error.wrong, error.right) from None
     return result
 
 
-def _check_stages(plan: Plan, graph: ModelGraph, where: str) -> None:
-    """What only the whole plan shows: illegal pairs of schedule and decision, tied parameters that part."""
-    split = plan.schedule.name in ("interleaved-zero-bubble", "zbv")
-    decision_of = {}
-    for stage in plan.stages:
-        for offset, decision in enumerate(stage.decisions):
-            decision_of[stage.first + offset] = decision
-            if split and (decision.zero == 3 or decision.recompute != "none"):
-                raise PlanFileError(
-                    f"{where}: stages.{stage.index}", f"{plan.schedule.name} runs neither ZeRO 3 nor recomputation",
-                    "zero: 0, 1 or 2 and recompute: none, or another schedule",
-                )
-    for parameter, owners in tied_parameters(graph):
-        if len({decision_of[block].zero for block in owners}) > 1:
-            names = ", ".join(graph.blocks[block].name for block in owners)
-            raise PlanFileError(
-                f"{where}: stages", f"{names} share {parameter.fqn} at different ZeRO stages", "one ZeRO stage for all"
-            )
+def placed_for(plan: Plan, graph: ModelGraph, cluster: Cluster) -> int:
+    """Samples of a call for which the plan's placements are the cheapest between their boundaries and parameters: the
+    search places for a few small calls and prices the result for all. The plan's own micro-batch where none is found."""
+    sizes = (plan.batch.micro, *(size for size in SMALL_CALLS if size != plan.batch.micro))
+    return next((size for size in sizes if _places(plan, graph, Pricing(cluster, plan.mesh.tensor, size))), sizes[0])
+
+
+def _places(plan: Plan, graph: ModelGraph, pricing: Pricing) -> bool:
+    """Whether all placements are found again at these prices."""
+    for body in graph.bodies:
+        placement = plan.placements[body.name]
+        parameters = dict(zip((value.name for value in body.parameters), placement.parameters, strict=True))
+        if complete(body, plan.mesh.tensor, _ends(body, placement), parameters, pricing) != placement:
+            return False
+    return True
+
+
+def _ends(body: Body, placement: BodyPlacement) -> dict[str, Placement]:
+    """Placements of a body's inputs and outputs by their names."""
+    return {
+        **dict(zip((value.name for value in body.inputs), placement.inputs, strict=True)),
+        **dict(zip(body.outputs, placement.outputs, strict=True)),
+    }

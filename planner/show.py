@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from rich import box
@@ -15,7 +15,7 @@ from rich.text import Text
 from hardware_profiles import ProfileRow
 from planner.bundle import Bundle
 from planner.ir.graph import Block
-from planner.ir.placement import REPLICATE, BodyPlacement
+from planner.ir.placement import REPLICATE, BodyPlacement, Placement
 from planner.ir.plan import Prediction, StageMemory, StagePlan
 
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
@@ -75,11 +75,16 @@ def _headline(bundle: Bundle) -> Table:
                      f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
         "proof": proof,
     }
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    return _grid({name: Text(value) for name, value in rows.items()})
+
+
+def _grid(rows: Mapping[str, Text]) -> Table:
+    """Names in a column of one width, then what they mean."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=9)
     table.add_column()
     for name, value in rows.items():
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), value)
     return table
 
 
@@ -104,7 +109,7 @@ def _stages(bundle: Bundle) -> Table:
     for key, run in itertools.groupby(rows, key=lambda row: row[:3]):
         stages = [stage for *_, stage in run]
         (decisions, forward, backward), first, last = key, stages[0], stages[-1]
-        ranks = [plan.rank_of_stage(stage.index) for stage in stages]
+        ranks = sorted({plan.rank_of_stage(stage.index) for stage in stages})
         memory = [bundle.prediction.stages[stage.index].memory.total for stage in stages]
         each = f", {first.last - first.first} each" if len(stages) > 1 and first.last - first.first > 1 else ""
         table.add_row(
@@ -129,7 +134,10 @@ def _span(first: int, last: int) -> str:
 
 
 def _extent(least: int, most: int) -> str:
-    return size(most) if size(least) == size(most) else f"{size(least)} - {size(most)}"
+    low, high = size(least), size(most)
+    if low == high:
+        return high
+    return f"{low.split()[0] if low.split()[1] == high.split()[1] else low} - {high}"
 
 
 def _range(blocks: Sequence[Block]) -> str:
@@ -149,15 +157,17 @@ def _mixture(values: Iterable[str]) -> str:
 
 
 def _placements(bundle: Bundle) -> Table:
-    table = _table(f"over the {bundle.plan.mesh.tensor} ranks of the tensor axis", ("block", "inputs and outputs", "parameters"))
+    title = f"over the {bundle.plan.mesh.tensor} ranks of the tensor axis"
+    table = _table(title, ("block", "inputs and outputs", "parameters"))
     for body in bundle.graph.bodies:
         placement = bundle.plan.placements[body.name]
-        ends = zip((*(value.name for value in body.inputs), *body.outputs), (*placement.inputs, *placement.outputs), strict=True)
-        table.add_row(body.name, _boundary(dict(ends)), _parameters(placement, [p.name for p in body.parameters]))
+        names = (*(value.name for value in body.inputs), *body.outputs)
+        ends = dict(zip(names, (*placement.inputs, *placement.outputs), strict=True))
+        table.add_row(body.name, _boundary(ends), _parameters(placement, [p.name for p in body.parameters]))
     return table
 
 
-def _boundary(placed: dict[str, object]) -> str:
+def _boundary(placed: Mapping[str, Placement]) -> str:
     split = [f"{name} {placement}" for name, placement in placed.items() if placement != REPLICATE]
     return "\n".join(split) or "replicate"
 
@@ -165,7 +175,7 @@ def _boundary(placed: dict[str, object]) -> str:
 def _parameters(placement: BodyPlacement, names: list[str]) -> str:
     split = [f"{name} {p}" for name, p in zip(names, placement.parameters, strict=True) if p.state == "shard"]
     whole = len(names) - len(split)
-    return "\n".join([*split, *([f"{whole} replicated"] if whole else [])]) or "none"
+    return "\n".join([*split, *([f"{whole} whole"] if whole else [])]) or "none"
 
 
 def _breakdown(prediction: Prediction) -> Table:
@@ -178,25 +188,21 @@ def _breakdown(prediction: Prediction) -> Table:
         ("pipeline traffic", parts.pipeline_comm), ("pipeline bubble", parts.pipeline_bubble),
         ("data traffic", parts.data_comm), ("optimizer", parts.optimizer),
     ):
-        if value:
+        if value > 1e-9 * prediction.step_s:
             share = value / prediction.step_s
             table.add_row(label, "█" * round(share * 30) + "·" * (30 - round(share * 30)), seconds(value), f"{share:.1%}")
     return table
 
 
-def _memory(bundle: Bundle) -> Text:
+def _memory(bundle: Bundle) -> Table:
     """The peak, the rank that has it, what it is made of, and whether it fits."""
     prediction = bundle.prediction
     worst = max(prediction.stages, key=lambda stage: stage.memory.total)
     made_of = {field.name: int(getattr(worst.memory, field.name)) for field in fields(StageMemory)}
-    parts = ", ".join(f"{name} {size(value)}" for name, value in made_of.items() if value)
-    text = Text("memory", style="")
-    text.stylize("bold", 0, 6)
-    text.append(f"  {size(worst.memory.total)} of {size(prediction.memory_limit_bytes)} at most, on the rank of stage")
-    text.append(f" {worst.index}: ")
-    text.append("fits" if prediction.fits else "DOES NOT FIT", style="green" if prediction.fits else "bold red")
-    text.append(f"\n        {parts}")
-    return text
+    peak = Text(f"{size(worst.memory.total)} of {size(prediction.memory_limit_bytes)} at most, on the rank of stage"
+                f" {worst.index}: ")
+    peak.append(*("fits", "green") if prediction.fits else ("DOES NOT FIT", "bold red"))
+    return _grid({"memory": peak, "": Text(", ".join(f"{name} {size(value)}" for name, value in made_of.items() if value))})
 
 
 def profile_table(rows: Iterable[ProfileRow]) -> Table:

@@ -27,9 +27,12 @@ class Block(nn.Module):
     """A module whose parameters are declared by whole shape and kept by local shape.
 
     ``zero_stage`` and ``data_mesh`` are set when ZeRO is applied. ``bindings`` gives the state key (the user's own FQN)
-    of each path; ``constants`` the values of constants by key (on the CPU). Build it under ``torch.device("meta")`` and
+    of each path; ``constants`` the values of constants by key (on the CPU). ``recomputes``: what the backward pass makes
+    again, ``all`` or ``attention``. Build it under ``torch.device("meta")`` and
     a default dtype; :func:`runtime.initialize.initialize` fills it.
     """
+
+    recomputes = ""
 
     def __init__(
         self, name: str, tensor: TensorAxis, bindings: Mapping[str, str] | None = None,

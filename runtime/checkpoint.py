@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
 from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner
-from .data import raise_together
-from .errors import ProgramError
+from .errors import ProgramError, raise_together
 from .optimizer import LossScale, Optimizer
 from .parameters import Held
 

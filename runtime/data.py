@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ProgramError
+from .errors import ProgramError, raise_together
 from .hashing import seed_of
 
 FORMAT = "shardwright-tokens"
@@ -191,13 +191,3 @@ def _checked_file(path: Path, tokens: BatchInput | None, seed: int) -> TokenFile
     raise_together(error)
     assert file is not None
     return file
-
-
-def raise_together(error: ProgramError | None) -> None:
-    """Raise on every rank the error of the first rank that has one. Collective over the world."""
-    own = None if error is None else (error.where, error.wrong, error.right)
-    found: list[tuple[str, str, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    for parts in found:
-        if parts is not None:
-            raise ProgramError(*parts)

@@ -6,6 +6,7 @@ The only module that reads the environment (torchrun's RANK, WORLD_SIZE, LOCAL_R
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defin
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .collectives import TensorAxis
-from .errors import ProgramError
+from .errors import ProgramError, raise_together
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,33 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     options = Options(**vars(parser.parse_args(arguments)))
     if options.steps < 1:
         raise ProgramError("--steps", str(options.steps), "a number of steps from 1 up")
-    if options.checkpoint_every < 0:
-        raise ProgramError("--checkpoint-every", str(options.checkpoint_every), "0 or more steps")
+    for name in ("checkpoint_every", "warmup", "decay_steps", "learning_rate", "weight_decay", "clip"):
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ProgramError(f"--{name.replace('_', '-')}", str(value), "0 or more")
     return options
+
+
+def check_outputs(options: Options) -> None:
+    """Raise ProgramError where rank 0 cannot write what the options ask for. Collective over the world."""
+    error = None
+    if dist.get_rank() == 0:
+        for name in ("metrics", "export_start", "dump_gradients", "checkpoint"):
+            path = getattr(options, name)
+            folder = path if path is None or name == "checkpoint" else path.parent
+            if error is None and folder is not None and not _writable(folder):
+                right = "a folder that can be made" if name == "checkpoint" else "a file in a folder that can be made"
+                error = ProgramError(f"--{name.replace('_', '-')}", f"{path} cannot be written", right)
+    raise_together(error)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def start(

@@ -17,7 +17,7 @@ from .data import Batches, BatchInput, make_batches
 from .dropout import DropoutStream
 from .errors import ProgramError
 from .initialize import Step, initialize
-from .launch import Options, World
+from .launch import Options, World, check_outputs
 from .optimizer import LearningRate, LossScale, Optimizer, clip_factor, reduce_over_world, squared_norm
 from .parameters import Held, TiedParameter, held_by, require_gradients, zero_gradients
 from .schedule import Runner, Streams, run_step, split_batch
@@ -35,6 +35,7 @@ class Program:
     ``aliases``: further names of tied parameters. ``tied``: those with copies in several stages, ``stage_ranks``: the
     pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of one device in a second (0:
     unknown). ``dropout``: stages take ``rng``.
+    ``betas``, ``epsilon``: of AdamW.
     """
 
     world: World
@@ -54,6 +55,8 @@ class Program:
     flops: float = 0.0
     peak_flops: float = 0.0
     dropout: bool = False
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
 
 
 class Trainer:
@@ -68,7 +71,7 @@ class Trainer:
             self.world, {entry.fqn: [program.stage_ranks[stage] for stage in entry.stages] for entry in program.tied}
         )
         rate = LearningRate(options.learning_rate, options.warmup, options.decay_steps)
-        self.optimizer = Optimizer(self.parameters, rate, options.weight_decay, program.decays)
+        self.optimizer = Optimizer(self.parameters, rate, options.weight_decay, program.decays, program.betas, program.epsilon)
         self.loss_scale = LossScale(program.precision == "fp16")
         self._restore()
         self.batches: Batches = make_batches(
@@ -144,6 +147,7 @@ def global_weight(program: Program, batch: Mapping[str, Tensor]) -> Tensor:
 
 def train(program: Program, options: Options) -> None:
     """Train to step ``options.steps``; report every step from rank 0; save where asked."""
+    check_outputs(options)
     trainer = Trainer(program, options)
     if options.compile:
         if program.runner.split_backward:

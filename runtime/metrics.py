@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,9 +34,10 @@ class StepReport:
 
 
 def append(path: Path, report: StepReport) -> None:
-    """Add one JSON line to a file, flushed."""
+    """Add one JSON line to a file, flushed. What is not finite (the norm of a step that overflowed) is ``null``."""
+    finite = {name: value if math.isfinite(value) else None for name, value in asdict(report).items()}
     with path.open("a") as file:
-        file.write(json.dumps(asdict(report)) + "\n")
+        file.write(json.dumps(finite) + "\n")
 
 
 def peak_memory_bytes(device: torch.device) -> int:

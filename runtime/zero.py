@@ -137,7 +137,8 @@ class ZeroStage(PipelineStage):
         receives: Sequence[Tensor] = (), sends: Sequence[Tensor] = (),
     ) -> None:
         self.control = Microbatching(module)
-        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        self.output_type = torch.promote_types(torch.float32, next(module.parameters()).dtype)
+        loss = torch.empty((), dtype=self.output_type, device="meta", requires_grad=True)
         super().__init__(
             module, index, count, device, input_args=tuple(receives),
             output_args=tuple(sends) if index < count - 1 else (loss,), group=group,
@@ -150,11 +151,16 @@ class ZeroStage(PipelineStage):
         self._streams: Callable[[int], DropoutStream] | None = None
 
     def check(self) -> None:
-        """Raise ValueError where a block's ZeRO stage loses gradients under the schedule that was chosen."""
+        """Raise ValueError where what a block does is wrong, or wasteful, under the schedule that was chosen."""
         if self.split_backward and any(stage == 3 for stage, _ in self.control.managed):
             raise ValueError(
                 "a zero-bubble schedule parts the backward pass, and ZeRO-3 frees the parameters between the parts: "
                 "gradients would be lost. Use ZeRO 0-2 or another schedule"
+            )
+        if self.split_backward and any(block.recomputes for block in blocks_of(self.submod)):
+            raise ValueError(
+                "a zero-bubble schedule parts the backward pass, and recomputation would be done for every part. "
+                "Recompute nothing or use another schedule"
             )
 
     def begin_step(self, microbatches: int, streams: Callable[[int], DropoutStream] | None) -> None:

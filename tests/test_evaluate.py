@@ -54,9 +54,31 @@ def test_the_first_rank_of_1f1b_keeps_as_many_micro_batches_as_there_are_stages(
     prediction = evaluate(_plan(costed.placements[0], ((0, 1), (1, 2)), "1f1b", 1), costed, make_cluster(2, 10_000))
     cost = costed.blocks[0]["a"]["none"]
     transient = max(cost.forward_peak_bytes, cost.backward_peak_bytes)
-    assert prediction.stages[0].memory.activations == 2 * cost.saved_bytes + transient
+    sent = costed.crossing_bytes[0][1]
+    assert prediction.stages[0].memory.activations == 2 * (cost.saved_bytes + sent) + transient
     assert prediction.stages[1].memory.activations == cost.saved_bytes + transient
-    assert prediction.stages[0].memory.buffers == cost.buffer_bytes + receive_buffer_bytes(4, 0, 8)
+    assert prediction.stages[0].memory.buffers == cost.buffer_bytes + 2 * sent
+    assert prediction.stages[1].memory.buffers == cost.buffer_bytes + 2 * sent
+
+
+@pytest.mark.parametrize(("schedule", "stage", "inputs", "gradients"), [
+    ("1f1b", 0, 5, 2), ("1f1b", 2, 3, 2), ("1f1b", 3, 2, 2), ("gpipe", 2, 16, 2), ("interleaved-1f1b", 1, 16, 16),
+    ("interleaved-zero-bubble", 1, 16, 16), ("zbv", 1, 16, 16),
+])
+def test_receive_buffers(schedule: str, stage: int, inputs: int, gradients: int) -> None:
+    """What the runtime allocates (tests/runtime/test_program.py counts it): in turns, or one for every micro-batch."""
+    assert receive_buffer_bytes(schedule, stage, 4, 16, 100, 0) == inputs * 100  # type: ignore[arg-type]
+    assert receive_buffer_bytes(schedule, stage, 4, 16, 0, 100) == gradients * 100  # type: ignore[arg-type]
+
+
+def test_batch_and_context_are_held_by_every_rank() -> None:
+    plain = make_costed(make_graph("aa"), 5, crossing=8)
+    given = replace(plain, context_bytes=7, batch_bytes=3)
+    plan = _plan(plain.placements[0], ((0, 1), (1, 2)), "1f1b", 1)
+    pairs = [evaluate(plan, costed, make_cluster(2, 10_000)).stages for costed in (plain, given)]
+    for alive, before, after in zip((2, 1), *pairs, strict=True):
+        assert after.memory.activations - before.memory.activations == alive * 7
+        assert after.memory.buffers - before.memory.buffers == 4 * 3
 
 
 def test_placements_that_were_not_costed_are_our_defect() -> None:

@@ -69,3 +69,23 @@ def test_the_cluster_is_required() -> None:
 def test_impossible_numbers(changes: dict[str, object]) -> None:
     with pytest.raises(JobError):
         job("m.py:build", cluster="dgx-h100:1", **changes)
+
+
+def test_files_of_a_job_lie_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: hf:llama\ncluster: mine.yaml:2\n")
+    assert (job(str(path)).model, job(str(path)).cluster) == (f"hf:{tmp_path / 'llama'}", str(tmp_path / "mine.yaml:2"))
+    assert job(str(path), cluster="other.yaml").cluster == "other.yaml"
+
+
+def test_numbers_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m.py:b\ncluster: dgx-h100:1\noptimizer: {learning_rate: 6e-4, epsilon: 1E-8, clip: 1}\n")
+    optimizer = job(str(path)).optimizer
+    assert (optimizer.learning_rate, optimizer.epsilon, optimizer.clip) == (6e-4, 1e-8, 1.0)
+
+
+@pytest.mark.parametrize("changes", [{"gap": -1.0}, {"gap": float("nan")}, {"time_limit_s": 0.0}])
+def test_impossible_limits(changes: dict[str, object]) -> None:
+    with pytest.raises(JobError):
+        job("m.py:build", cluster="dgx-h100:1", **changes)

@@ -3,13 +3,14 @@
 Convention: a block counts every storage that its own operations keep, block inputs that carry a gradient included (a
 residual stream is kept by the block that normalises it, not by the one that produced it). Parameters and
 buffers are state. Inputs without gradient (rotary tables, masks, token ids) are shared by all blocks of a stage: they
-are left out here and listed by :func:`shared_bytes`.
+are left out here, listed by :func:`shared_bytes`, and counted once a stage by :func:`context_bytes`.
 """
 
 from __future__ import annotations
 
-from planner.costing.local import LocalBody, Step
+from planner.costing.local import LocalBody, Step, localise
 from planner.ir.costed import Recompute
+from planner.ir.graph import ModelGraph
 from planner.ir.regions import recompute_region
 
 
@@ -25,6 +26,16 @@ def shared_bytes(local: LocalBody) -> dict[str, int]:
     """Inputs without gradient that the block keeps: name -> bytes."""
     kept, _ = _kept(local, "none")
     return {root: local.storage_bytes(root) for root in sorted(kept & _shared(local))}
+
+
+def context_bytes(graph: ModelGraph, batch: int) -> int:
+    """Values of the context that a stage holds for one micro-batch of ``batch`` samples, at most: the distinct storages
+    that blocks read, parts of the batch itself left out."""
+    local = localise(graph.context, None, batch)
+    given = {value.name for value in (*graph.context.inputs, *graph.context.buffers)}
+    read = {name for block in graph.blocks for name in block.reads}
+    roots = {local.root[name] for name in graph.context.outputs if name in read}
+    return sum(local.storage_bytes(root) for root in roots - given)
 
 
 def kept_roots(local: LocalBody, recompute: Recompute = "none") -> frozenset[str]:

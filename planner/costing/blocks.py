@@ -11,8 +11,14 @@ from planner.costing.pricing import Pricing
 from planner.ir.costed import BlockCost, Recompute
 from planner.ir.graph import Body
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, Transfer, local_type
+from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.ops.work import backward_work, work
 from planner.placement.ledger import CollectiveCount, collectives
+
+REDUCTION_COPIES = 2
+"""What reducing a block's whole gradients adds to them, in their own size: the flat buffer, its scaled copy and the result,
+less the gradients themselves, which are freed after the copy (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+``foreach_reduce`` of a group of one). By then the block's activations are gone."""
 
 
 def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute: Recompute) -> BlockCost:
@@ -37,7 +43,10 @@ def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute
         recompute_comm_s=max(0.0, _comm_seconds(again, pricing) - backward_comm_s),
         saved_bytes=saved_bytes(local, recompute),
         forward_peak_bytes=forward_peak_bytes(local, recompute),
-        backward_peak_bytes=backward_peak_bytes(local, recompute),
+        backward_peak_bytes=max(
+            backward_peak_bytes(local, recompute),
+            REDUCTION_COPIES * master_bytes(body, placement) - saved_bytes(local, recompute),
+        ),
         parameter_elements=parameter_elements(body, placement),
         buffer_bytes=sum(value.type.size_bytes(pricing.microbatch) for value in body.buffers),
         flops=model_flops(body, pricing.microbatch),
@@ -46,10 +55,19 @@ def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute
 
 def parameter_elements(body: Body, placement: BodyPlacement) -> int:
     """Trained elements that rank 0 of the tensor axis holds."""
-    return sum(
-        local_type(value.type, placed, placement.degree).elements()
+    return sum(type_.elements() for type_ in _trained(body, placement))
+
+
+def master_bytes(body: Body, placement: BodyPlacement) -> int:
+    """Bytes of the masters of rank 0's trained parameters: float32 at least."""
+    return sum(type_.elements() * max(4, DTYPE_BYTES[type_.dtype]) for type_ in _trained(body, placement))
+
+
+def _trained(body: Body, placement: BodyPlacement) -> list[TensorType]:
+    return [
+        local_type(value.type, placed, placement.degree)
         for value, placed in zip(body.parameters, placement.parameters, strict=True) if value.differentiable
-    )
+    ]
 
 
 def model_flops(body: Body, batch: int) -> float:

@@ -4,14 +4,17 @@ Forward: a storage lives from the step that makes it to its last reader (outputs
 apart. Backward: steps run in reverse; the gradient of a value lives from its last reader's step to its producer's,
 one copy a value, views sharing their storage's. Repeated activations live from the beginning of the repetition: all
 that the block would keep without recomputation, less what it keeps anyway. Both are upper bounds on eager execution
-up to scratch space inside kernels; inputs belong to their producer.
+up to scratch space inside kernels (cross-entropy's, which is as large as the logits, counts); inputs belong to their
+producer.
 """
 
 from __future__ import annotations
 
 from planner.costing.activations import kept_roots, saved_bytes
-from planner.costing.local import LocalBody
+from planner.costing.local import LocalBody, Step
 from planner.ir.costed import Recompute
+from planner.ir.types import DTYPE_BYTES
+from planner.ops.saved import HALF
 
 
 def forward_peak_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
@@ -26,7 +29,7 @@ def forward_peak_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
             root = local.root[value]
             if root not in outside and root not in alive:
                 alive[root] = local.storage_bytes(root)
-        peak = max(peak, sum(alive.values()))
+        peak = max(peak, sum(alive.values()) + _scratch_bytes(local, step, backward=False))
         alive = {root: size for root, size in alive.items() if last.get(root, index) > index}
     return peak
 
@@ -43,12 +46,29 @@ def backward_peak_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
             root = local.root[value]
             if _has_gradient(local, value) and root not in state:
                 alive.setdefault(root, local.storage_bytes(root))
-        peak = max(peak, sum(alive.values()))
+        peak = max(peak, sum(alive.values()) + _scratch_bytes(local, step, backward=True))
         for value in step.outputs:
             if local.root[value] == value:
                 alive.pop(value, None)
     repeated = max(0, saved_bytes(local) - saved_bytes(local, recompute))
     return peak + repeated
+
+
+def _scratch_bytes(local: LocalBody, step: Step, *, backward: bool) -> int:
+    """What a summed cross-entropy makes beside its operands and results, as large as the local logits.
+
+    Over a split class dim, and for half precisions, the runtime computes one float32 copy (runtime/vocabulary.py), which is
+    the gradient itself unless that is half. torch's own makes the gradient of ``log_softmax`` from that of ``nll_loss``.
+    """
+    if step.node is None or step.node.base != "cross_entropy_loss":
+        return 0
+    logits = local.types[step.operands[0]]
+    half = logits.dtype in HALF
+    split = step.strategy is not None and bool(step.strategy.forward)
+    wide = logits.elements(local.batch) * max(4, DTYPE_BYTES[logits.dtype])
+    if backward:
+        return wide if half or not split else 0
+    return wide if half or split else 0
 
 
 def _has_gradient(local: LocalBody, value: str) -> bool:

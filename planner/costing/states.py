@@ -1,7 +1,7 @@
 """cost_state: keeping, synchronising and updating a block's parameters under one ZeRO stage.
 
 Traffic a step over a shard group, with P the bytes of the parameters in the working dtype and M micro-batches, as FSDP2
-of torch 2.13 performs it (Rajbhandari et al. 2020, section 7, for the stages):
+of torch 2.13 performs it (Rajbhandari et al. 2020, section 7, for the stages), under a pipeline too:
 
 =====  =================================================  =========================================
 stage  once                                               each micro-batch
@@ -13,52 +13,94 @@ stage  once                                               each micro-batch
 =====  =================================================  =========================================
 
 Gradients are reduced in the master's dtype (float32 under bf16 and fp16). A shard group smaller than the data degree
-(hybrid sharding) adds one all-reduce of the sharded gradients over its copies a step.
+(hybrid sharding) adds one all-reduce of the sharded gradients over its copies a step. Gradients that are partial sums
+over the tensor axis are summed there once a step, all in one call (runtime/tied.py): a block pays for its bytes.
+
+Memory-bound passes around the collectives (torch/distributed/fsdp/_fully_shard): the master is cast and copied to the
+working parameters at every gather; gradients that are not reduced yet are added to whole ones in the master's dtype;
+each reduction copies them into one flat buffer. They are counted with the traffic that they belong to.
 """
 
 from __future__ import annotations
 
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import memory_bound_s
-from cost_models.memory import state_bytes
+from cost_models.memory import MASTER_BYTES, WORKING_BYTES, state_bytes, transient_bytes
 from hardware_profiles import Cluster
 from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision
 
-_WORKING_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
-_MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8}
-# AdamW reads parameter, gradient and two moments, and writes parameter and two moments, each in the master's dtype.
-_UPDATE_PASSES = 7
+# torch.optim.AdamW's foreach form (torch/optim/adamw.py, _multi_tensor_adamw), tensors of the master's size read and
+# written: decay 2, first moment 3, second moment 2 + 3, root 2, its division 2, epsilon 2, update 4. The norm reads one.
+_UPDATE_PASSES = 20 + 1
 
 
 def cost_state(
-    parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int
+    parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, *,
+    shard: int | None = None, partial_elements: int = 0, accumulation: int = 2, resident: bool = False,
 ) -> StateCost:
-    """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO)."""
+    """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO).
+
+    ``shard``: elements of the rank's ZeRO shard, padding included (default: the even share); ``partial_elements``: those
+    of the shard whose gradient is summed over the tensor axis; ``accumulation``: micro-batches of a step; ``resident``:
+    gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a parameter).
+
+    With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
+    as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
+    """
     group = min(zero_group, mesh.data) if zero else 1
-    held = state_bytes(parameter_elements, precision, zero, group)
+    kept = parameter_elements if group == 1 else shard if shard is not None else -(-parameter_elements // group)
+    accumulates = zero < 2 and accumulation > 1
+    held = state_bytes(parameter_elements, precision, zero, group, shard=kept, accumulates=accumulates)
+    working = held.gathered if zero < 3 or resident else 0
+    copies = working if accumulation > 1 else max(0, working - held.gradients)
     once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group)
-    kept = -(-parameter_elements // group)
-    update = memory_bound_s(cluster.chip, _UPDATE_PASSES * _MASTER_BYTES[precision] * kept) if kept else 0.0
-    resident = 0 if zero == 3 else held.gathered
+    once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
+    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, accumulates=accumulates)
+    update = _UPDATE_PASSES * MASTER_BYTES[precision] * kept
     return StateCost(
-        parameters_bytes=held.parameters + resident, gradients_bytes=held.gradients, optimizer_bytes=held.optimizer,
-        gather_bytes=held.gathered if zero == 3 else 0, once_comm_s=once, forward_comm_s=forward,
-        backward_comm_s=backward, optimizer_s=update,
+        parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients, optimizer_bytes=held.optimizer,
+        gather_bytes=_transient_bytes(parameter_elements, kept, zero, group, precision, accumulation, resident=resident),
+        once_comm_s=once + passes[0], forward_comm_s=forward + passes[1], backward_comm_s=backward + passes[2],
+        optimizer_s=memory_bound_s(cluster.chip, update) if kept else 0.0,
     )
+
+
+def _transient_bytes(
+    elements: int, kept: int, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool
+) -> int:
+    """A block's share of what ZeRO holds transiently; the two largest shares of a stage are counted together.
+
+    The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last
+    micro-batch only, where the block's working copy and activations are already gone: the mean of two blocks' excess is
+    counted. ZeRO 1 frees more gradients than it buffers. ZeRO 3 keeps two working copies (the current block's and the one
+    fetched next). Under ZeRO 2 and 3 the buffer of the stage's first block lives on through the next micro-batch's
+    forward, beside all activations. With w for a working copy (2 or 4 bytes an element) and r for a buffer (4),
+    w + r / 2 each under ZeRO 3 is w(a) + w(b) + r(c) of any three blocks or more.
+    """
+    passing = transient_bytes(elements, precision, zero, group, shard=kept)
+    if zero == 0:
+        freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
+        return -(-(passing.reduce - freed) // 2)
+    if zero == 1:
+        return 0
+    reduced = passing.reduce if accumulation > 1 else 0
+    if zero == 2:
+        return reduced
+    return (0 if resident else WORKING_BYTES[precision] * elements) + -(-reduced // 2)
 
 
 def _traffic_seconds(
     elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int
 ) -> tuple[float, float, float]:
-    """(once a step, forward of a micro-batch, backward of a micro-batch)."""
+    """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
     if mesh.data == 1 or not elements:
         return 0.0, 0.0, 0.0
-    reduced = _MASTER_BYTES[precision] * elements
+    reduced = MASTER_BYTES[precision] * elements
     if zero == 0:
         return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.tensor), reduced), 0.0, 0.0
     inside = span_of(cluster, group, mesh.tensor)
-    gather = collective_s("all_gather", inside, _WORKING_BYTES[precision] * -(-elements // group))
+    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * -(-elements // group))
     scatter = collective_s("reduce_scatter", inside, reduced)
     across = 0.0
     if group < mesh.data:
@@ -69,3 +111,29 @@ def _traffic_seconds(
     if zero == 2:
         return gather + across, 0.0, scatter
     return across, gather, gather + scatter
+
+
+def _copy_seconds(
+    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, *, accumulates: bool
+) -> tuple[float, float, float]:
+    """Memory-bound passes, as :func:`_traffic_seconds`."""
+    if not elements:
+        return 0.0, 0.0, 0.0
+    working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
+    cast = memory_bound_s(cluster.chip, master * kept + working * elements)
+    added = memory_bound_s(cluster.chip, (working + 2 * master) * elements) if accumulates else 0.0
+    reduced = memory_bound_s(cluster.chip, ((master if accumulates else working) + master) * elements)
+    if zero < 2:
+        return cast + reduced, 0.0, added
+    summed = memory_bound_s(cluster.chip, 3 * master * kept)
+    if zero == 2:
+        return cast, 0.0, reduced + summed
+    return 0.0, cast, cast + reduced + summed
+
+
+def _partial_seconds(size_bytes: int, cluster: Cluster, degree: int) -> float:
+    """What ``size_bytes`` add to the one all-reduce over the tensor axis."""
+    if degree == 1 or not size_bytes:
+        return 0.0
+    span = span_of(cluster, degree, 1)
+    return collective_s("all_reduce", span, size_bytes) - collective_s("all_reduce", span, 0)

@@ -49,9 +49,10 @@ class BlockCost:
 class StateCost:
     """Keeping and synchronising one block's parameters under one ZeRO stage, on one rank.
 
-    ``persistent`` bytes live all step long; ``gather_bytes`` is the transient unsharded copy of a gathered block.
-    ``once_comm_s``: per step (gradient reduction, the parameter gather of ZeRO-1); ``forward_comm_s``/``backward_comm_s``:
-    per micro-batch (ZeRO-2's reduce-scatter, ZeRO-3's gathers). ``optimizer_s``: the update.
+    ``persistent`` bytes live all step long, the working copy that ZeRO 0-2 keep counted as parameters; ``gather_bytes``:
+    a block's share of the transient copies and buffers, two of which live together. ``once_comm_s``: per step (gradient
+    reduction, the parameter gather of ZeRO-1, the sum over the tensor axis); ``forward_comm_s``/``backward_comm_s``: per
+    micro-batch (ZeRO-2's reduce-scatter, ZeRO-3's gathers, accumulation). ``optimizer_s``: the update and the norm.
     """
 
     parameters_bytes: int
@@ -71,7 +72,8 @@ class CostedGraph:
     ``placements[option][body]``: the tensor placements that were solved; an option fixes the boundary placement of the
     chain (sequence-parallel or not) and of tied parameters, so that any two blocks of one option fit together.
     ``blocks[option][body][recompute]``; ``states[option][body][zero]``; ``crossing_bytes[option][cut]``: bytes that one
-    micro-batch sends over the cut before block ``cut``, on one rank.
+    micro-batch sends over the cut before block ``cut``, on one rank. ``context_s``, ``context_bytes``: what every stage
+    computes and holds for one micro-batch beside its blocks; ``batch_bytes``: the inputs of one micro-batch.
     """
 
     graph: ModelGraph
@@ -82,4 +84,6 @@ class CostedGraph:
     states: tuple[Mapping[str, Mapping[int, StateCost]], ...]
     crossing_bytes: tuple[Mapping[int, int], ...]
     context_s: float = 0.0
+    context_bytes: int = 0
+    batch_bytes: int = 0
     warnings: tuple[str, ...] = field(default=())

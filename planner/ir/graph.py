@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import networkx as nx
+
 from planner.ir.types import Argument, Ref, TensorType, references
 
 
@@ -143,6 +145,14 @@ class Body:
             for name in dict.fromkeys(node.operands):
                 table.setdefault(name, []).append(node)
         return {name: tuple(nodes) for name, nodes in table.items()}
+
+    @cached_property
+    def dataflow(self) -> nx.DiGraph[str]:
+        """The nodes as a directed graph by name, an edge from each producer to each consumer."""
+        flow: nx.DiGraph[str] = nx.DiGraph()
+        flow.add_nodes_from(node.name for node in self.nodes)
+        flow.add_edges_from((name, node.name) for node in self.nodes for name in node.operands if name in self.by_name)
+        return flow
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

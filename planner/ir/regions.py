@@ -8,6 +8,8 @@ next one. Nothing is recognised by the names of modules or of values.
 
 from __future__ import annotations
 
+import networkx as nx
+
 from planner.ir.graph import Body, Node
 
 _FUSED = frozenset({"scaled_dot_product_attention"})
@@ -35,86 +37,67 @@ def _reads_parameter(body: Body, node: Node) -> bool:
     return any(operand in parameters for operand in node.operands)
 
 
-def _producers(body: Body, name: str) -> tuple[str, ...]:
-    return tuple(operand for operand in body.by_name[name].operands if operand in body.by_name)
-
-
-def _reach(body: Body, start: set[str], allowed: set[str], *, forward: bool) -> set[str]:
-    """Nodes reached from ``start`` (itself included) through nodes of ``allowed``."""
-    found, todo = set(start), list(start)
-    while todo:
-        name = todo.pop()
-        steps = [n.name for n in body.consumers.get(name, ())] if forward else _producers(body, name)
-        fresh = [step for step in steps if step in allowed and step not in found]
-        found.update(fresh)
-        todo.extend(fresh)
-    return found
+def _reach(flow: nx.DiGraph[str], start: set[str], *, forward: bool) -> set[str]:
+    """Nodes reached from ``start`` (itself included)."""
+    walk = nx.descendants if forward else nx.ancestors
+    return start.union(*(walk(flow, name) for name in start if name in flow))
 
 
 def _seeds(body: Body, free: set[str]) -> list[set[str]]:
     """Cores of attention: fused nodes, and the nodes between two contractions that enclose a softmax."""
     seeds = []
+    flow = body.dataflow.subgraph(free)
     for node in body.nodes:
         if node.base in _FUSED:
             seeds.append({node.name})
         if node.base not in _SOFTMAX or node.name not in free:
             continue
-        before = _reach(body, {node.name}, free, forward=False)
-        after = _reach(body, {node.name}, free, forward=True)
+        before = _reach(flow, {node.name}, forward=False)
+        after = _reach(flow, {node.name}, forward=True)
         scores = {name for name in before if body.by_name[name].base in _CONTRACTIONS}
         mixes = {name for name in after if body.by_name[name].base in _CONTRACTIONS}
         if scores and mixes:
-            above = _reach(body, scores, free, forward=True)
-            below = _reach(body, mixes, free, forward=False)
+            above = _reach(flow, scores, forward=True)
+            below = _reach(flow, mixes, forward=False)
             seeds.append((above & before) | (after & below))
     return seeds
 
 
 def _grow(body: Body, seeds: set[str], free: set[str]) -> set[str]:
     """The largest convex set of parameter-free nodes around the seeds, grown a node at a time."""
-    everything = set(body.by_name)
     region = set(seeds)
     changed = True
     while changed:
         changed = False
         for node in reversed(body.nodes):
-            if node.name in free and node.name not in region and _joins_before(body, node, region, everything):
+            if node.name in free and node.name not in region and _joins_before(body, node, region):
                 region.add(node.name)
                 changed = True
         for node in body.nodes:
-            if node.name in free and node.name not in region and _joins_after(body, node, region, everything):
+            if node.name in free and node.name not in region and _joins_after(body, node, region):
                 region.add(node.name)
                 changed = True
     return region
 
 
-def _joins_before(body: Body, node: Node, region: set[str], everything: set[str]) -> bool:
+def _joins_before(body: Body, node: Node, region: set[str]) -> bool:
     """Whether a producer of the region can join it: no path from it returns to the region from outside."""
-    consumers = {consumer.name for consumer in body.consumers.get(node.name, ())}
+    consumers = set(body.dataflow.successors(node.name))
     outside = consumers - region
-    return bool(consumers & region) and not _reach(body, outside, everything, forward=True) & region
+    return bool(consumers & region) and not _reach(body.dataflow, outside, forward=True) & region
 
 
-def _joins_after(body: Body, node: Node, region: set[str], everything: set[str]) -> bool:
+def _joins_after(body: Body, node: Node, region: set[str]) -> bool:
     """Whether a consumer of the region can join it: it leads on to a contraction, and all else it reads is older."""
-    producers = set(_producers(body, node.name))
+    producers = set(body.dataflow.predecessors(node.name))
     outside = producers - region
-    if not producers & region or _reach(body, outside, everything, forward=False) & region:
+    if not producers & region or _reach(body.dataflow, outside, forward=False) & region:
         return False
     return bool(body.consumers.get(node.name)) and node.name not in body.outputs
 
 
 def _components(body: Body, names: set[str]) -> tuple[tuple[str, ...], ...]:
-    """Connected parts, each in execution order."""
-    parts, left = [], [node.name for node in body.nodes if node.name in names]
-    while left:
-        part = {left[0]}
-        while True:
-            wider = _reach(body, part, names, forward=True)
-            wider = _reach(body, wider, names, forward=False)
-            if wider == part:
-                break
-            part = wider
-        parts.append(tuple(name for name in left if name in part))
-        left = [name for name in left if name not in part]
-    return tuple(parts)
+    """Connected parts in execution order, each in execution order."""
+    position = {node.name: at for at, node in enumerate(body.nodes)}
+    parts = [sorted(part, key=position.__getitem__) for part in nx.weakly_connected_components(body.dataflow.subgraph(names))]
+    return tuple(tuple(part) for part in sorted(parts, key=lambda part: position[part[0]]))

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import networkx as nx
+
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, local_type, shard
 from planner.placement.place import PlacedBody, place_body, solve_space
@@ -119,11 +121,10 @@ def tied_slots(graph: ModelGraph) -> tuple[frozenset[Slot], ...]:
     for block in graph.blocks:
         for name, fqn in block.parameters:
             bound.setdefault(fqn, set()).add((block.body, name))
-    groups: list[set[Slot]] = []
+    ties: nx.Graph[Slot] = nx.Graph()
     for slots in bound.values():
-        touching = [group for group in groups if group & slots]
-        groups = [group for group in groups if not group & slots] + [slots.union(*touching)]
-    return tuple(frozenset(group) for group in groups if len(group) > 1)
+        nx.add_path(ties, sorted(slots))
+    return tuple(frozenset(group) for group in nx.connected_components(ties) if len(group) > 1)
 
 
 def _option(graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], owned: Owned) -> Option:

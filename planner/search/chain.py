@@ -68,7 +68,8 @@ class Chain:
         return len(self.costed.graph.blocks)
 
     @cached_property
-    def _single(self) -> tuple[tuple[Table, Table], ...]:
+    def single(self) -> tuple[tuple[Table, Table], ...]:
+        """Per run, the choices of one block: of recomputation and of ZeRO stages."""
         return tuple((self._recompute_choices(run.body), self._zero_choices(run.body)) for run in self.runs)
 
     def _recompute_choices(self, body: str) -> Table:
@@ -96,11 +97,16 @@ class Chain:
     def least(self) -> tuple[tuple[float, float, float], ...]:
         """Per run, the least of one block: seconds of a micro-batch (all passes), tail seconds, persistent bytes."""
         result = []
-        for recompute, zero in self._single:
+        for recompute, zero in self.single:
             work = recompute.sums[:, :3].sum(axis=1).min() + zero.sums[:, :3].sum(axis=1).min()
             tail = zero.sums[:, 3].min()
             result.append((float(work), float(tail), float(recompute.sums[:, 4].min() + zero.sums[:, 4].min())))
         return tuple(result)
+
+    @cached_property
+    def block_works(self) -> tuple[float, ...]:
+        """The least seconds of a micro-batch in each block of the chain."""
+        return tuple(least[0] for run, least in zip(self.runs, self.least, strict=True) for _ in range(run.count))
 
     def least_work(self, key: Key) -> float:
         """No stage with these blocks takes less for a micro-batch, forward and backward."""
@@ -112,7 +118,7 @@ class Chain:
             return np.zeros(TIMES)
         passes = 2 * sum(1 for n in key if n) + 1
         least = sum(n * (r.sums[:, :TIMES].min(axis=0) + z.sums[:, :TIMES].min(axis=0))
-                    for n, (r, z) in zip(key, self._single, strict=True))
+                    for n, (r, z) in zip(key, self.single, strict=True))
         return np.asarray(least * (THINNING / passes))
 
     def tables(self, key: Key) -> tuple[Table, Table]:
@@ -122,7 +128,7 @@ class Chain:
             used = [i for i, n in enumerate(key) if n]
             if len(used) == 1:
                 (i,) = used
-                recompute, zero = (repeat(single, key[i], tolerance) for single in self._single[i])
+                recompute, zero = (repeat(single, key[i], tolerance) for single in self.single[i])
             else:
                 # The largest run is tabulated once and shared by all keys that have as many of it.
                 largest = max(used, key=lambda i: key[i])

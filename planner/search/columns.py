@@ -8,6 +8,8 @@ columns cover the chain where they connect from node to node and use up every ru
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import live_profiles
+from planner.evaluate import receive_buffer_bytes
 from planner.ir.plan import ScheduleName
 from planner.search.chain import Chain, Key
 from planner.search.tables import PERSISTENT, SAVED, TIMES, Floats, pareto
@@ -103,8 +106,13 @@ def pieces(counts: Sequence[int], stage: int, stages: int) -> Iterator[Piece]:
                 yield Piece(start, end, tuple(key))
 
 
-def build_columns(chain: Chain, shape: Shape, limit_s: float) -> Columns | None:
-    """All columns that a plan quicker than ``limit_s`` (which fits) may hold, or None where a stage has none."""
+class OutOfTime(Exception):
+    """The deadline passed before all columns were there."""
+
+
+def build_columns(chain: Chain, shape: Shape, limit_s: float, deadline: float = math.inf) -> Columns | None:
+    """All columns that a plan quicker than ``limit_s`` (which fits) may hold, or None where a stage has none. Raises
+    OutOfTime at the ``deadline`` (time.perf_counter)."""
     counts = [run.count for run in chain.runs]
     keys: dict[Key, int] = {}
     parts: list[tuple[int, Piece, int, Indices, Floats, Floats]] = []
@@ -115,12 +123,14 @@ def build_columns(chain: Chain, shape: Shape, limit_s: float) -> Columns | None:
         slot = [s for s in range(shape.stages) if shape.rank_of(s) == rank].index(stage)
         lives = tuple(sorted({vector[slot] for vector in shape.live(rank)}))
         for piece in pieces(counts, stage, shape.stages):
+            if time.perf_counter() > deadline:
+                raise OutOfTime
             if shape.microbatches * chain.least_work(piece.key) >= limit_s:
                 continue
-            buffers = _receive_bytes(chain, shape, stage, piece)
-            cached = (piece.key, lives, buffers)
+            buffers, kept = _buffer_bytes(chain, shape, stage, piece), _kept_bytes(chain, shape, stage, piece)
+            cached = (piece.key, lives, buffers, kept)
             if cached not in products:
-                products[cached] = _mixtures(chain, shape, piece.key, lives, buffers)
+                products[cached] = _mixtures(chain, shape, piece.key, lives, buffers, kept)
             rows, vectors, transient = products[cached]
             if len(rows):
                 found = True
@@ -140,18 +150,25 @@ def build_columns(chain: Chain, shape: Shape, limit_s: float) -> Columns | None:
     )
 
 
-def _receive_bytes(chain: Chain, shape: Shape, stage: int, piece: Piece) -> int:
-    """Receive buffers of a stage, as the evaluator counts them."""
-    size = 0
+def _buffer_bytes(chain: Chain, shape: Shape, stage: int, piece: Piece) -> int:
+    """Receive buffers of a stage, and with each rank's first stage its batch, as the evaluator counts them."""
+    incoming = outgoing = 0
     if stage > 0 and shape.rank_of(stage - 1) != shape.rank_of(stage):
-        size += chain.runs[piece.start].crossing_bytes
+        incoming = chain.runs[piece.start].crossing_bytes
     if stage < shape.stages - 1 and shape.rank_of(stage + 1) != shape.rank_of(stage):
-        size += chain.runs[piece.end].crossing_bytes
-    return shape.microbatches * size
+        outgoing = chain.runs[piece.end].crossing_bytes
+    received = receive_buffer_bytes(shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing)
+    return received + (shape.microbatches * chain.costed.batch_bytes if stage < shape.pipeline else 0)
+
+
+def _kept_bytes(chain: Chain, shape: Shape, stage: int, piece: Piece) -> int:
+    """What a stage keeps of a micro-batch beside its blocks' activations, as the evaluator counts it."""
+    sent = chain.runs[piece.end].crossing_bytes if stage < shape.stages - 1 else 0
+    return chain.costed.context_bytes + sent
 
 
 def _mixtures(
-    chain: Chain, shape: Shape, key: Key, lives: tuple[int, ...], buffers: int
+    chain: Chain, shape: Shape, key: Key, lives: tuple[int, ...], buffers: int, carried: int
 ) -> tuple[Indices, Floats, Floats]:
     """The unbeaten mixtures of a stage that fit on a rank: rows of the two tables, vectors, transients."""
     recompute, zero = chain.tables(key)
@@ -161,6 +178,7 @@ def _mixtures(
     vectors = recompute.sums[rows[:, 0]] + zero.sums[rows[:, 1]]
     vectors[:, 0] += chain.costed.context_s
     vectors[:, PERSISTENT] += buffers
+    vectors[:, SAVED] += carried
     transient = recompute.transient[rows[:, 0]] + zero.transient[rows[:, 1]]
     fits = vectors[:, PERSISTENT] + lives[-1] * vectors[:, SAVED] + transient <= shape.capacity_bytes
     rows, vectors, transient = rows[fits], vectors[fits], transient[fits]

@@ -47,7 +47,7 @@ class Master:
         self._sends = np.array([*self.send_s, 0.0])[self.columns.start] * (self.columns.stage > 0)
         self._relaxation: highspy.Highs | None = None
         self._base = _base_rows(self.chain, self.shape, self.columns)
-        for path in _work_paths(self.shape):
+        for path in work_paths(self.shape):
             self.add_cut(path)
 
     def add_cut(self, path: CriticalPath) -> None:
@@ -76,22 +76,22 @@ class Master:
     def relaxation(self) -> highspy.Highs:
         """The LP over all columns; kept, so that it goes on from its last basis after a cut."""
         if self._relaxation is None:
-            self._relaxation = _model(*self._problem(None))
+            self._relaxation = build_model(*self._problem(None))
         return self._relaxation
 
     def solve(self, *, integer: bool, time_limit_s: float, gap: float, use: Mask | None = None) -> Answer:
         """Solve with the cuts so far, over the columns of ``use`` (all, if not given)."""
         chosen = np.arange(len(self.columns)) if use is None else np.flatnonzero(use)
-        highs = _model(*self._problem(use)) if integer else self.relaxation()
+        highs = build_model(*self._problem(use)) if integer else self.relaxation()
         return _solve(highs, chosen, len(self.columns), integer, max(time_limit_s, 0.05), gap)
 
-    def _problem(self, use: Mask | None) -> tuple[list[_Row], Indices, int, int]:
+    def _problem(self, use: Mask | None) -> tuple[list[Row], Indices, int, int]:
         """Rows, the place of every column among the used ones (-1: left out), how many are used, extra variables."""
         chosen = np.arange(len(self.columns)) if use is None else np.flatnonzero(use)
         place = np.full(len(self.columns), -1)
         place[chosen] = np.arange(len(chosen))
         everything = np.arange(len(self.columns))
-        cuts = [_Row(0.0, math.inf, everything, -length, ((0, 1.0),)) for length in self.cuts]
+        cuts = [Row(0.0, math.inf, everything, -length, ((0, 1.0),)) for length in self.cuts]
         extras = 2 + (self.shape.pipeline if self.shape.virtual > 1 else 0)
         return [*self._base, *cuts], place, len(chosen), extras
 
@@ -109,7 +109,9 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """``low <= values over columns + extra variables <= high``."""
+
     low: float
     high: float
     columns: Indices
@@ -117,28 +119,28 @@ class _Row:
     extra: tuple[tuple[int, float], ...] = ()
 
 
-def _base_rows(chain: Chain, shape: Shape, columns: Columns) -> list[_Row]:
+def _base_rows(chain: Chain, shape: Shape, columns: Columns) -> list[Row]:
     """All constraints but the cuts. Extra variables: 0 is T, 1 is R, 2 + r is Z[r]."""
-    rows: list[_Row] = []
+    rows: list[Row] = []
     everything = np.arange(len(columns))
     of_stage = [everything[columns.stage == stage] for stage in range(shape.stages)]
     for members in of_stage:
-        rows.append(_Row(1.0, 1.0, members, np.ones(len(members))))
+        rows.append(Row(1.0, 1.0, members, np.ones(len(members))))
     for stage in range(shape.stages - 1):
         for node in range(len(chain.runs)):
             ends = of_stage[stage][columns.end[of_stage[stage]] == node]
             starts = of_stage[stage + 1][columns.start[of_stage[stage + 1]] == node]
             if len(ends) or len(starts):
                 signs = np.concatenate([np.ones(len(ends)), -np.ones(len(starts))])
-                rows.append(_Row(0.0, 0.0, np.concatenate([ends, starts]), signs))
+                rows.append(Row(0.0, 0.0, np.concatenate([ends, starts]), signs))
     used = np.array(columns.keys, dtype=float)[columns.source]
     for run in range(len(chain.runs)):
         members = np.flatnonzero(used[:, run])
-        rows.append(_Row(chain.runs[run].count, chain.runs[run].count, members, used[members, run]))
+        rows.append(Row(chain.runs[run].count, chain.runs[run].count, members, used[members, run]))
     for rank in range(shape.pipeline):
         owned = [stage for stage in range(shape.stages) if shape.rank_of(stage) == rank]
         members = np.concatenate([of_stage[stage] for stage in owned])
-        rows.append(_Row(0.0, math.inf, members, -columns.vectors[members, TAIL], ((1, 1.0),)))
+        rows.append(Row(0.0, math.inf, members, -columns.vectors[members, TAIL], ((1, 1.0),)))
         if shape.virtual > 1:
             rows += _memory_rows(shape, columns, of_stage, rank, owned)
     return rows
@@ -147,30 +149,33 @@ def _base_rows(chain: Chain, shape: Shape, columns: Columns) -> list[_Row]:
 def _memory_rows(
     shape: Shape, columns: Columns, of_stage: Sequence[Indices], rank: int,
     owned: Sequence[int],
-) -> list[_Row]:
+) -> list[Row]:
     """Bytes are divided by the capacity, so that the rows are scaled like the others."""
     members = np.concatenate([of_stage[stage] for stage in owned])
     rows = []
     for vector in shape.live(rank):
         live = np.array([vector[owned.index(int(stage))] for stage in columns.stage[members]])
         size = (columns.vectors[members, PERSISTENT] + live * columns.vectors[members, SAVED]) / shape.capacity_bytes
-        rows.append(_Row(-math.inf, 1.0, members, size, ((2 + rank, 1.0),)))
+        rows.append(Row(-math.inf, 1.0, members, size, ((2 + rank, 1.0),)))
     for stage in owned:
         values = -columns.transient[of_stage[stage]] / shape.capacity_bytes
-        rows.append(_Row(0.0, math.inf, of_stage[stage], values, ((2 + rank, 1.0),)))
+        rows.append(Row(0.0, math.inf, of_stage[stage], values, ((2 + rank, 1.0),)))
     return rows
 
 
-def _work_paths(shape: Shape) -> list[CriticalPath]:
-    """Paths that every schedule has: all of one rank's work; with one stage a rank, also the way there and back."""
+def work_paths(shape: Shape) -> list[CriticalPath]:
+    """Paths that every schedule has: all of one rank's work, after the first micro-batch has passed the stages before it;
+    where a rank ends with the backward pass of its first stage, also that micro-batch's way back."""
     paths = []
     for rank in range(shape.pipeline):
-        counts = [shape.microbatches if shape.rank_of(stage) == rank else 0 for stage in range(shape.stages)]
-        transfers = [0] * shape.stages
-        if shape.virtual == 1:
-            counts[:rank] = [1] * rank
+        forward = [shape.microbatches if shape.rank_of(stage) == rank else 0 for stage in range(shape.stages)]
+        backward, transfers = list(forward), [0] * shape.stages
+        forward[:rank] = [1] * rank
+        transfers[1 : rank + 1] = [1] * rank
+        if not shape.splits_backward:
+            backward[:rank] = [1] * rank
             transfers[1 : rank + 1] = [2] * rank
-        paths.append(CriticalPath(tuple(counts), tuple(counts), tuple(counts), tuple(transfers)))
+        paths.append(CriticalPath(tuple(forward), tuple(backward), tuple(backward), tuple(transfers)))
     return paths
 
 
@@ -199,7 +204,7 @@ def _solve(
     return Answer(bound, info.objective_function_value, float(values[len(chosen)]), weights, reduced)
 
 
-def _model(rows: Sequence[_Row], place: Indices, count: int, extras: int) -> highspy.Highs:
+def build_model(rows: Sequence[Row], place: Indices, count: int, extras: int) -> highspy.Highs:
     """The rows as a HiGHS model over ``count`` columns and the extra variables."""
     starts, indices, values, low, high = [0], [], [], [], []
     for row in rows:

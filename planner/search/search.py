@@ -3,44 +3,49 @@ best plan by more than the gap. The least bound that is left is the certificate.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from hardware_profiles import Cluster
-from planner.costing import Pricing, cost_graph, cost_state
-from planner.costing.blocks import parameter_elements
-from planner.costing.graphs import ZERO_STAGES
+from planner.evaluate import send_seconds
 from planner.ir.costed import CostedGraph
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
-from planner.ir.placement import BodyPlacement
-from planner.ir.plan import Plan, Prediction
+from planner.ir.plan import Mesh, Plan, Prediction
 from planner.ir.serialize import fingerprint
-from planner.placement import place_graph
-from planner.search.candidates import Candidate, Group, cheap_bound, enumerate_candidates, shape_of, some_block_is_too_large
+from planner.search.candidates import SPLIT_BACKWARD, Candidate, cheap_bound, enumerate_candidates, shape_of
 from planner.search.chain import Chain
+from planner.search.columns import Shape
+from planner.search.fluid import Fluid, Pool, merged
+from planner.search.greedy import even_cuts, greedy_stages, rounded_cuts
 from planner.search.master import Effort
+from planner.search.prices import Prices
 from planner.search.refusal import refuse
 from planner.search.request import Certificate, Request, SearchResult
-from planner.search.solve import Attempt, Fingerprints, Task, chains_of
+from planner.search.solve import Attempt, Fingerprints, Task, chains_of, try_stages
 
+MERGED_ROUNDS = 3
+DIVES = 30
+"""Candidates that are tried for a first answer at most."""
+PROBES, PROBED_CHAINS = 60, 2
+"""So many sketches get plans of their own, of so many of their chains."""
 Costing = Callable[[Candidate], CostedGraph | None]
 """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
 
 
 @dataclass
 class _State:
-    """The frontier of the search. ``heap``: (bound, order, attempt)."""
+    """The frontier of the search. ``heap``: (bound, order, node)."""
 
-    heap: list[tuple[float, int, Attempt]] = field(default_factory=list)
+    heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
     best: tuple[Plan, Prediction] | None = None
     finished_s: float = math.inf
     solved: int = 0
+    order: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def best_s(self) -> float:
@@ -49,6 +54,10 @@ class _State:
     def report(self, plan: Plan, prediction: Prediction) -> None:
         if prediction.step_s < self.best_s:
             self.best = (plan, prediction)
+
+    def push(self, node: Sketch | Attempt) -> None:
+        if math.isfinite(node.bound):
+            heapq.heappush(self.heap, (node.bound, next(self.order), node))
 
 
 def search(
@@ -60,13 +69,17 @@ def search(
     """
     begin = time.perf_counter()
     candidates = enumerate_candidates(graph, cluster, request)
-    prices = costing if costing is not None else _default_costing(graph, cluster, request)
+    own = Prices(graph, cluster, request, candidates)
+    prices = own if costing is None else costing
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     state = _State()
-    state.heap = _frontier(candidates, prices, cluster, request, names)
+    for candidate in candidates:
+        state.push(Sketch(candidate, own.bound(candidate) if costing is None else 0.0))
     costed = time.perf_counter()
     deadline = costed + (math.inf if request.time_limit_s is None else request.time_limit_s)
-    _refine(state, request, deadline)
+    scope = _Scope(prices, cluster, request, names)
+    _dive(state, scope, deadline)
+    _refine(state, scope, deadline)
     if state.best is None:
         if state.heap or math.isfinite(state.finished_s):
             raise NoPlanFits("--time-limit", "no plan was found in time, but none is proven impossible", "give more time")
@@ -79,87 +92,112 @@ def search(
     return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds)
 
 
-def _frontier(
-    candidates: list[Candidate], prices: Costing, cluster: Cluster, request: Request, names: Fingerprints
-) -> list[tuple[float, int, Attempt]]:
-    """Every candidate's tasks with their cheap bounds. Chains are shared between candidates of equal prices."""
-    heap: list[tuple[float, int, Attempt]] = []
-    costed: dict[Group, CostedGraph | None] = {}
-    chains: dict[tuple[Group, bool], tuple[Chain, ...]] = {}
-    order = itertools.count()
-    too_large: dict[int, int] = {}
-    for candidate in sorted(candidates, key=lambda c: c.micro):
-        tensor = candidate.mesh.tensor
-        if candidate.micro >= too_large.get(tensor, candidate.micro + 1):
-            continue
-        if candidate.group not in costed:
-            costed[candidate.group] = prices(candidate)
-        graph = costed[candidate.group]
-        if graph is None:
-            continue
-        shape = shape_of(candidate, cluster)
-        key = (candidate.group, shape.splits_backward)
-        if key not in chains:
-            chains[key] = chains_of(graph, candidate, request)
-            if all(some_block_is_too_large(chain, shape) for chain in chains[key]):
-                # Activations grow with the micro-batch: no larger one of this tensor degree can fit either.
-                too_large[tensor] = candidate.micro
-        for chain in chains[key]:
-            bound = cheap_bound(chain, shape)
-            if math.isfinite(bound):
-                heap.append((bound, next(order), Attempt(Task(candidate, chain, cluster, request, names), bound)))
-    heapq.heapify(heap)
-    return heap
+@dataclass(frozen=True)
+class _Scope:
+    """What all nodes share."""
+
+    prices: Costing
+    cluster: Cluster
+    request: Request
+    names: Fingerprints
+    pool: Pool = field(default_factory=dict)
 
 
-def _refine(state: _State, request: Request, deadline: float) -> None:
-    """Solve tasks, lowest bound first, until the best plan is proven or the time is over."""
-    while state.heap:
-        bound, order, attempt = state.heap[0]
-        if bound >= state.best_s * (1 - request.gap) or time.perf_counter() > deadline:
+@dataclass
+class Sketch:
+    """A candidate before its options are told apart: first a bound without its prices, then one over all its chains."""
+
+    candidate: Candidate
+    bound: float
+    chains: tuple[Chain, ...] | None = None
+    fluid: Fluid | None = None
+    rounds: int = 0
+
+    def advance(self, scope: _Scope, worthless_s: float) -> list[Sketch | Attempt]:
+        """A closer look at the same, or the tasks that it consists of."""
+        shape = shape_of(self.candidate, scope.cluster)
+        if self.chains is None:
+            self._price(scope, shape)
+            return [self] if self.chains else []
+        if self.fluid is not None and self.rounds < MERGED_ROUNDS:
+            self.rounds += 1
+            self.bound = max(self.bound, self.fluid.solve(worthless_s, self.rounds))
+            return [self]
+        tasks = [Task(self.candidate, chain, scope.cluster, scope.request, scope.names) for chain in self.chains]
+        return [Attempt(task, max(self.bound, cheap_bound(task.chain, shape)), scope.pool) for task in tasks]
+
+    def _price(self, scope: _Scope, shape: Shape) -> None:
+        costed = scope.prices(self.candidate)
+        chains = () if costed is None else chains_of(costed, self.candidate, scope.request)
+        bounds = [cheap_bound(chain, shape) for chain in chains]
+        self.chains = tuple(chain for chain, bound in zip(chains, bounds, strict=True) if math.isfinite(bound))
+        if self.chains:
+            self.bound = max(self.bound, min(bounds))
+            stream = merged(self.chains)
+            if stream is not None:
+                send_s = send_seconds(scope.cluster, self.candidate.mesh, stream.crossing_bytes)
+                self.fluid = Fluid(stream, shape, send_s, scope.pool)
+
+    def probe(self, scope: _Scope, report: Callable[[Plan, Prediction], None]) -> None:
+        """Plans near the fluid's solution and with even cuts, of the chains with the least bounds: an answer exists early."""
+        assert self.fluid is not None and self.chains is not None
+        shape = self.fluid.shape
+        near = rounded_cuts(self.fluid.parts, self.fluid.stream.blocks)
+        for chain in heapq.nsmallest(PROBED_CHAINS, self.chains, key=lambda chain: cheap_bound(chain, shape)):
+            task = Task(self.candidate, chain, scope.cluster, scope.request, scope.names)
+            for cuts in dict.fromkeys((near, even_cuts(chain.block_works, shape.stages))):
+                try_stages(task, greedy_stages(chain, shape, cuts), report)
+
+
+def _dive(state: _State, scope: _Scope, deadline: float) -> None:
+    """Even plans of the smallest micro-batch, which needs the least memory, of each mesh and schedule, those first that look
+    quickest when the pipeline's bubble is counted in full: a first answer."""
+    sketches = [(bound, node.candidate) for bound, _, node in state.heap if isinstance(node, Sketch)]
+    least: dict[Mesh, int] = {}
+    for _, candidate in sketches:
+        least[candidate.mesh] = min(candidate.micro, least.get(candidate.mesh, candidate.micro))
+    quickest: dict[tuple[Mesh, str], tuple[float, int, Candidate]] = {}
+    for at, (bound, candidate) in enumerate(sketches):
+        if candidate.micro == least[candidate.mesh]:
+            item = (_estimate(candidate, bound), at, candidate)
+            key = (candidate.mesh, candidate.schedule)
+            quickest[key] = min(quickest.get(key, item), item)
+    for estimate_s, _, candidate in heapq.nsmallest(DIVES, quickest.values()):
+        if estimate_s >= state.best_s or time.perf_counter() > deadline:
             return
-        if attempt.visits == 0 and attempt.master is None:
-            state.solved += attempt.limit_s == 0.0
-        over = attempt.advance(Effort(request.gap / 2, deadline), state.best_s, state.report)
+        shape, costed = shape_of(candidate, scope.cluster), scope.prices(candidate)
+        for chain in () if costed is None else chains_of(costed, candidate, scope.request):
+            cuts = even_cuts(chain.block_works, shape.stages)
+            task = Task(candidate, chain, scope.cluster, scope.request, scope.names)
+            try_stages(task, greedy_stages(chain, shape, cuts), state.report)
+
+
+def _estimate(candidate: Candidate, bound: float) -> float:
+    """The bound with the schedule's usual bubble (Narayanan 2021, section 2.2; a third of it where backward is split)."""
+    part = (candidate.mesh.pipeline - 1) / (candidate.virtual * candidate.accumulation)
+    return bound * (1 + part / (3 if candidate.schedule in SPLIT_BACKWARD else 1))
+
+
+def _refine(state: _State, scope: _Scope, deadline: float) -> None:
+    """Look closer at the node of the lowest bound, until the best plan is proven or the time is over."""
+    gap, probes = scope.request.gap, 0
+    while state.heap:
+        bound, _, node = state.heap[0]
+        worthless_s = state.best_s * (1 - gap)
+        if bound >= worthless_s or time.perf_counter() > deadline:
+            return
+        heapq.heappop(state.heap)
+        if isinstance(node, Sketch):
+            for part in node.advance(scope, worthless_s):
+                state.push(part)
+                if isinstance(part, Sketch) and part.rounds == 1 and part.bound < worthless_s and probes < PROBES:
+                    probes += 1
+                    part.probe(scope, state.report)
+            continue
+        began = node.limit_s > 0.0
+        over = node.advance(Effort(gap / 2, deadline), state.best_s, state.report)
+        state.solved += not began and node.limit_s > 0.0
         if over:
-            heapq.heappop(state.heap)
-            state.finished_s = min(state.finished_s, attempt.bound)
+            state.finished_s = min(state.finished_s, node.bound)
         else:
-            heapq.heapreplace(state.heap, (attempt.bound, order, attempt))
-
-
-def _default_costing(graph: ModelGraph, cluster: Cluster, request: Request) -> Costing:
-    """Placements once per tensor degree and micro-batch, prices once per group."""
-    first: dict[tuple[int, int], CostedGraph] = {}
-    placed: dict[tuple[int, int], tuple[Mapping[str, BodyPlacement], ...]] = {}
-
-    def prices(candidate: Candidate) -> CostedGraph | None:
-        degree = (candidate.mesh.tensor, candidate.micro)
-        if degree not in placed:
-            options = place_graph(graph, degree[0], Pricing(cluster, *degree))
-            placed[degree] = tuple(option.placements for option in options)
-        if not placed[degree]:
-            return None
-        if degree not in first:
-            first[degree] = cost_graph(
-                graph, cluster, mesh=candidate.mesh, microbatch=candidate.micro, precision=request.precision,
-                zero_group=candidate.zero_group, options=placed[degree],
-            )
-            return first[degree]
-        # Blocks cost the same whatever the data axis; only their state is shared and summed differently.
-        states = tuple(
-            {
-                body.name: {
-                    zero: cost_state(
-                        parameter_elements(body, option[body.name]), zero, cluster, candidate.mesh, request.precision,
-                        candidate.zero_group,
-                    )
-                    for zero in ZERO_STAGES
-                }
-                for body in graph.bodies
-            }
-            for option in placed[degree]
-        )
-        return replace(first[degree], states=states)
-
-    return functools.cache(prices)
+            state.push(node)

@@ -7,19 +7,22 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hardware_profiles import Cluster
-from planner.evaluate import evaluate, send_seconds, tied_parameters, tied_sum_seconds
+from planner.evaluate import evaluate, send_seconds, sums_seconds, tied_parameters, tied_sum_seconds
 from planner.ir.costed import CostedGraph
 from planner.ir.placement import local_type
 from planner.ir.plan import Batch, BlockDecision, Plan, Prediction, Schedule, StagePlan
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import THINNING, Allowed, Chain, Key
-from planner.search.columns import Columns, build_columns
+from planner.search.columns import Columns, OutOfTime, build_columns
 from planner.search.even import even_choice
+from planner.search.fluid import Fluid, Pool, stream_of
+from planner.search.greedy import greedy_stages, rounded_cuts
 from planner.search.master import FIRST_CUTS, Answer, Effort, Master, integers, relax
 from planner.search.request import Request
 from planner.search.tables import Floats, Pick
@@ -107,6 +110,7 @@ def _state_vector(costed: CostedGraph, option: int, bodies: set[str], zero: int)
     )
 
 
+FLUID_ROUNDS = 4
 INTEGER_S = (2.0, 8.0, 32.0)
 """Seconds of integer solving in the successive visits of one task."""
 
@@ -118,14 +122,23 @@ class Attempt:
 
     task: Task
     bound: float
+    pool: Pool
+    flowed: bool = False
     visits: int = 0
     limit_s: float = 0.0
     master: Master | None = None
     relaxed: Answer | None = None
 
+    @cached_property
+    def tied_s(self) -> float:
+        """Seconds of summing tied gradients, wherever the cuts are."""
+        return _certain_tied_seconds(self.task)
+
     def advance(self, effort: Effort, best_s: float, report: Callable[[Plan, Prediction], None]) -> bool:
         """One visit. Returns whether nothing more can be learned here."""
-        tied_s = _certain_tied_seconds(self.task)
+        tied_s = self.tied_s
+        if not self.flowed:
+            return self._flow(effort, best_s, report)
         if self.master is None:
             return self._begin(effort, best_s, tied_s, report)
         self.visits += 1
@@ -142,6 +155,23 @@ class Attempt:
         self._prove(proven, tied_s)
         return self._over(proven) or self.visits > len(INTEGER_S)
 
+    def _flow(self, effort: Effort, best_s: float, report: Callable[[Plan, Prediction], None]) -> bool:
+        """The fluid bound, and a plan near its solution."""
+        self.flowed = True
+        task = self.task
+        shape = shape_of(task.candidate, task.cluster)
+        stream = stream_of(task.chain)
+        send_s = send_seconds(task.cluster, task.candidate.mesh, stream.crossing_bytes)
+        fluid = Fluid(stream, shape, send_s, self.pool)
+        proven = fluid.solve(best_s * (1 - effort.gap) - self.tied_s, FLUID_ROUNDS)
+        self.bound = max(self.bound, proven + self.tied_s)
+        if math.isinf(self.bound):
+            return True
+        if self.bound < best_s:
+            stages = greedy_stages(task.chain, shape, rounded_cuts(fluid.parts, stream.blocks))
+            try_stages(task, stages, report)
+        return False
+
     def _begin(
         self, effort: Effort, best_s: float, tied_s: float, report: Callable[[Plan, Prediction], None]
     ) -> bool:
@@ -149,7 +179,10 @@ class Attempt:
         known = best_s - tied_s if math.isfinite(best_s) else _first_limit(task)
         self.limit_s = max(known, 4 * self.limit_s)
         shape = shape_of(task.candidate, task.cluster)
-        columns = build_columns(task.chain, shape, self.limit_s)
+        try:
+            columns = build_columns(task.chain, shape, self.limit_s, effort.deadline)
+        except OutOfTime:
+            return False
         if columns is None:
             # Every plan has a stage that alone takes as long as the limit, or none fits.
             self.bound = math.inf if _complete(task, self.limit_s) else max(self.bound, self.limit_s + tied_s)
@@ -176,6 +209,19 @@ class Attempt:
             self.master, self.visits = None, 0
             return False
         return math.isinf(proven)
+
+
+def try_stages(
+    task: Task, stages: tuple[StagePlan, ...] | None, report: Callable[[Plan, Prediction], None]
+) -> bool:
+    """Evaluate stages, where there are any, and report what fits. Returns whether it does."""
+    if stages is None:
+        return False
+    plan = task.plan(stages)
+    prediction = evaluate(plan, task.chain.costed, task.cluster)
+    if prediction.fits:
+        report(plan, prediction)
+    return prediction.fits
 
 
 @dataclass
@@ -240,12 +286,13 @@ def _dealt(pick: Pick) -> list[Any]:
 
 
 def _certain_tied_seconds(task: Task) -> float:
-    """Summing tied gradients costs this wherever the cuts are: the first and the last block are on different ranks."""
+    """What is paid once a step wherever the cuts are: sums of single numbers, and of tied gradients where the first and
+    the last block are on different ranks."""
     candidate, chain = task.candidate, task.chain
     graph, last = chain.costed.graph, len(chain.costed.graph.blocks) - 1
     shape = shape_of(candidate, task.cluster)
     ends = (0, shape.rank_of(shape.stages - 1))
-    total = 0.0
+    total = sums_seconds(task.cluster, candidate.mesh)
     for parameter, owners in tied_parameters(graph) if ends[0] != ends[1] else ():
         if owners != (0, last) or not parameter.trainable:
             continue

@@ -69,6 +69,13 @@ def choices(names: Sequence[Any], vectors: Sequence[Sequence[float]], transients
     return table.rows(pareto(np.column_stack([sums, tops])))
 
 
+def union(tables: Sequence[Table]) -> Table:
+    """All mixtures of tables of equal width, without those that another beats."""
+    sums, tops = np.concatenate([t.sums for t in tables]), np.concatenate([t.tops for t in tables])
+    table = Table(sums, tops, tables[0].keep, tuple(pick for t in tables for pick in t.picks))
+    return table.rows(pareto(np.column_stack([sums, tops])))
+
+
 def repeat(single: Table, count: int, tolerance: Floats) -> Table:
     """Mixtures of ``count`` blocks with the choices of ``single``."""
     counts = _compositions(count, len(single.picks))

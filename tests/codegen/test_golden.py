@@ -10,21 +10,34 @@ import pytest
 
 from codegen import emit, lower, render, verify
 from planner.ir.errors import InputError
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import Plan
+from tests.codegen.megatron import placements
 from tests.codegen.plans import ROOT, plan_of, traced
 
 GOLDEN = ROOT / "tests" / "golden"
 FILES = ("model.py", "train.py", "README.md", "launch.sh", "launch.sbatch", "initialization.json")
 CASES = {
-    "gpt-2x2x1": ("gpt", {"pipeline": 2, "data": 2, "zero": 1, "cuts": (2,), "recompute": ("none", "selective"), "total": 8}),
+    "gpt-2x2x2": ("gpt", {
+        "pipeline": 2, "data": 2, "tensor": 2, "zero": 1, "cuts": (2,), "recompute": ("none", "selective"), "total": 8,
+        "precision": "bf16",
+    }),
     "llama-1x1x1": ("llama", {"recompute": ("full",)}),
 }
+
+
+def golden(example: str, settings: dict[str, object]) -> tuple[ModelGraph, Plan]:
+    """The graph and the plan of a case; over a tensor axis the split is Megatron-LM's, sequence parallel."""
+    graph = traced(example, dtype="bfloat16" if settings.get("precision") == "bf16" else "float32")
+    split = placements(graph, sequence_parallel=True) if "tensor" in settings else None
+    return graph, plan_of(graph, placements=split, **settings)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_emitted_text_is_the_golden_one(name: str, update_golden: bool) -> None:
     example, settings = CASES[name]
-    graph = traced(example)
-    files = render(verify(lower(plan_of(graph, **settings), graph)))
+    graph, plan = golden(example, settings)
+    files = render(verify(lower(plan, graph)))
     for file in FILES:
         path = GOLDEN / name / file
         if update_golden:
@@ -36,8 +49,8 @@ def test_the_emitted_text_is_the_golden_one(name: str, update_golden: bool) -> N
 @pytest.mark.parametrize("name", CASES)
 def test_the_emitted_text_is_clean(name: str, tmp_path: Path) -> None:
     example, settings = CASES[name]
-    graph = traced(example)
-    emit(plan_of(graph, **settings), graph, tmp_path, prediction=None, plan_yaml="")
+    graph, plan = golden(example, settings)
+    emit(plan, graph, tmp_path, prediction=None, plan_yaml="")
     for file in ("model.py", "train.py"):
         text = (tmp_path / file).read_text()
         compile(text, file, "exec")

@@ -47,7 +47,6 @@ def test_every_plan_prints_the_same_losses(example: str, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_programs_print_the_same_losses(sequence_parallel: bool, tmp_path: Path) -> None:
-    pytest.importorskip("planner.ir.localize")
     graph = traced("gpt")
     split = placements(graph, sequence_parallel)
     plans = {

@@ -1,10 +1,13 @@
 """FLOPs, times and state of priced blocks."""
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.collectives import collective_s, span_of
+from cost_models.compute import memory_bound_s
 from hardware_profiles import resolve_cluster
-from planner.costing import Pricing, cost_block, cost_graph, cost_state
+from planner.costing import Pricing, cost_block, cost_graph, cost_state, state_costs
 from planner.ir.plan import Mesh
 from planner.placement.place import whole_placement
 from tests.costing.test_saved_bytes import traced
@@ -36,13 +39,22 @@ def test_full_recomputation_repeats_the_forward() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_traffic_of_zero(zero: int) -> None:
-    """All-gathers move the bf16 shard, reductions the float32 gradients."""
+    """All-gathers move the bf16 shard, reductions the float32 gradients. Around them: the float32 master is cast at each
+    gather; ZeRO 0 and 1 add bf16 gradients to float32 ones; a reduction is copied to one buffer, and under ZeRO 2 and 3
+    its shard added to the earlier ones."""
     span = span_of(CLUSTER, 8, 2)
     gather = collective_s("all_gather", span, ELEMENTS * 2 // 8)
     scatter = collective_s("reduce_scatter", span, ELEMENTS * 4)
     reduce = collective_s("all_reduce", span, ELEMENTS * 4)
+    kept = ELEMENTS if zero == 0 else ELEMENTS // 8
+    cast, added, summed = (memory_bound_s(CLUSTER.chip, size) for size in (
+        4 * kept + 2 * ELEMENTS, (2 + 4 + 4) * ELEMENTS, 3 * 4 * kept
+    ))
+    buffered = memory_bound_s(CLUSTER.chip, ((4 if zero < 2 else 2) + 4) * ELEMENTS)
     expected = {
-        0: (reduce, 0, 0), 1: (gather + scatter, 0, 0), 2: (gather, 0, scatter), 3: (0, gather, gather + scatter),
+        0: (reduce + cast + buffered, 0, added), 1: (gather + scatter + cast + buffered, 0, added),
+        2: (gather + cast, 0, scatter + buffered + summed),
+        3: (0, gather + cast, gather + scatter + cast + buffered + summed),
     }
     cost = cost_state(ELEMENTS, zero, CLUSTER, Mesh(data=8, tensor=2), "bf16", 8)
     assert (cost.once_comm_s, cost.forward_comm_s, cost.backward_comm_s) == pytest.approx(expected[zero])
@@ -54,6 +66,48 @@ def test_hybrid_sharding_reduces_shards_across() -> None:
     across = collective_s("all_reduce", span_of(CLUSTER, 4, 4), ELEMENTS * 4 // 4)
     assert hybrid.once_comm_s == pytest.approx(across)
     assert hybrid.forward_comm_s == inside.forward_comm_s
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_partial_gradients_are_summed_over_the_tensor_axis(zero: int) -> None:
+    """One all-reduce for all blocks together: a block pays for its bytes, not for the start."""
+    mesh, partial = Mesh(data=4, tensor=4), ELEMENTS // 16
+    plain, summed = (
+        cost_state(ELEMENTS, zero, CLUSTER, mesh, "bf16", 4, partial_elements=count) for count in (0, partial)
+    )
+    span = span_of(CLUSTER, 4, 1)
+    added = collective_s("all_reduce", span, 4 * partial) - collective_s("all_reduce", span, 0)
+    assert summed.once_comm_s - plain.once_comm_s == pytest.approx(added)
+    assert replace(summed, once_comm_s=0.0) == replace(plain, once_comm_s=0.0)
+
+
+def test_state_of_each_zero_stage() -> None:
+    """Bytes an element with several micro-batches, over 8 ranks: master 4, working 2, gradients 4, moments 8."""
+    whole, part = ELEMENTS, ELEMENTS // 8
+    expected = {0: (6 * whole, 4 * whole, 8 * whole, whole), 1: (4 * part + 2 * whole, 4 * whole, 8 * part, 0),
+                2: (4 * part + 2 * whole, 4 * part, 8 * part, 4 * whole), 3: (4 * part, 4 * part, 8 * part, 4 * whole)}
+    for zero, sizes in expected.items():
+        cost = cost_state(ELEMENTS, zero, CLUSTER, Mesh(data=8), "bf16", 8)
+        assert (cost.parameters_bytes, cost.gradients_bytes, cost.optimizer_bytes, cost.gather_bytes) == sizes, zero
+
+
+@pytest.mark.parametrize(("zero", "both"), [(0, 4), (1, 2), (2, 2), (3, 0.5)])
+def test_with_one_micro_batch_gradients_take_the_place_of_working_copies(zero: int, both: float) -> None:
+    cost = cost_state(ELEMENTS, zero, CLUSTER, Mesh(data=8), "bf16", 8, accumulation=1)
+    master = 4 * ELEMENTS // (8 if zero else 1)
+    assert cost.parameters_bytes + cost.gradients_bytes - master == both * ELEMENTS
+
+
+def test_a_tied_parameter_is_held_once_without_a_pipeline() -> None:
+    graph = traced("gpt", "bfloat16")
+    option = {body.name: whole_placement(body) for body in graph.bodies}
+    tied = next(p for p in graph.parameters if len(graph.tied_blocks(p.fqn)) > 1)
+    sums = []
+    for mesh in (Mesh(), Mesh(pipeline=2)):
+        states = state_costs(graph, option, CLUSTER, mesh, "bf16", 1)
+        sums.append(sum(states[block.body][0].optimizer_bytes for block in graph.blocks))
+    assert sums[0] == 8 * graph.parameter_count
+    assert sums[1] - sums[0] == 8 * tied.type.elements()
 
 
 def test_whole_graph() -> None:

@@ -76,7 +76,7 @@ def _serve(connection: Connection) -> None:
     while True:
         task = connection.recv()
         if task is None:
-            return
+            os._exit(0)  # Threads that a program left must not hold the process.
         environment, directory, arguments = task
         os.environ.update(environment)
         connection.send(_run_program(Path(directory), arguments))
@@ -100,7 +100,7 @@ class Workers:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 120) -> list[Outcome]:
+    def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 60) -> list[Outcome]:
         """Run ``directory/train.py`` as ``world`` ranks. A rank that dies or hangs gives exit code -1, and the group
         is started anew."""
         with socket.socket() as probe:

@@ -45,14 +45,14 @@ class Peak:
         return sum(getattr(self, name) for name in CATEGORIES)
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that are made or given while it is active, and what they are at the peak.
 
     ``categories``: yields (category, tensor) of what has a category now; the first name that a storage gets counts.
     """
 
     def __init__(self, categories: Callable[[], Iterator[tuple[str, Tensor]]], *, trace: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.categories, self.trace = categories, trace
         self.sizes: dict[int, int] = {}
         self.made_by: dict[int, str] = {}
@@ -105,12 +105,12 @@ class StorageTracker(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *problem: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*problem)
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -124,7 +124,7 @@ class StorageTracker(TorchDispatchMode):
 
 def _site(func: Any) -> str:
     """The operation and the innermost lines outside of torch's core that called it."""
-    frame, names = sys._getframe(2), []
+    frame, names = sys._getframe(2), list[str]()
     while frame is not None and len(names) < 3:
         name = frame.f_code.co_filename
         if "torch/_" not in name and "torch/utils/_" not in name and "peak_memory" not in name:
@@ -143,7 +143,8 @@ def _categories(trainer: Any, modules: Any) -> Iterator[tuple[str, Tensor]]:
                     yield "parameters", item._sharded_param_data
                     for tensor in getattr(item, "all_gather_outputs", ()):
                         yield "working", tensor
-                    yield from _gradients(item)
+                    for gradient in _gradients(item):
+                        yield "gradients", gradient
     for held in trainer.parameters:
         yield "parameters", held.parameter.detach()
         if held.parameter.grad is not None:
@@ -164,14 +165,15 @@ def _gradients(item: Any) -> Iterator[Tensor]:
         whole.grad if whole is not None else None, item.unsharded_accumulated_grad, item.sharded_param.grad,
     ):
         if tensor is not None:
-            yield "gradients", tensor  # type: ignore[misc]
+            yield tensor
 
 
 def _rank(directory: Path, *, trace: bool) -> Peak:
     """This rank's peak of the second step."""
     sys.path.insert(0, str(directory))
     os.chdir(directory)
-    import train
+    import train  # type: ignore[import-not-found]
+
     from runtime import launch
     from runtime.loop import Trainer
 

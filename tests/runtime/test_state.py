@@ -59,6 +59,7 @@ def test_a_checkpoint_resumes_under_another_plan(pool: ProcessPool, tmp_path: Pa
     whole = checkpoint.load_plain(tmp_path / "step-00000004")
     for fqn, parameter in model.named_parameters():
         assert torch.allclose(whole[fqn], parameter, atol=1e-10, rtol=0)
+    assert torch.equal(whole.pop("head.weight"), whole["embedding.weight"]), "the further name of the tied parameter"
     PlainModel().double().load_state_dict(whole)
 
 

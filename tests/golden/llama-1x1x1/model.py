@@ -55,7 +55,7 @@ def make_weight(labels):
 class Embedding(ParallelBlock):
     """embedding · ZeRO 0 · recomputed whole"""
 
-    recomputed = True
+    recomputes = "all"
     paths = ("tokens.weight",)
 
     def __init__(self, name, tensor, bindings, constants):
@@ -69,7 +69,7 @@ class Embedding(ParallelBlock):
 class DecoderLayer(ParallelBlock):
     """layers.0 to layers.2 · ZeRO 0 · recomputed whole"""
 
-    recomputed = True
+    recomputes = "all"
     paths = (
         "attention_norm.weight", "attention.query.weight", "attention.key.weight", "attention.value.weight",
         "attention.out.weight", "feed_forward_norm.weight", "feed_forward.gate.weight",
@@ -117,7 +117,7 @@ class DecoderLayer(ParallelBlock):
 class Head(ParallelBlock):
     """head · ZeRO 0 · recomputed whole"""
 
-    recomputed = True
+    recomputes = "all"
     paths = ("norm.weight", "head.weight")
 
     def __init__(self, name, tensor, bindings, constants):

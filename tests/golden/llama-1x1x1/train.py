@@ -28,6 +28,12 @@ INPUTS = [
     BatchInput("labels", (16,), torch.int64, "targets", 64),
 ]
 
+DEFAULTS = {  # of the options of the same names
+    "learning_rate": 0.0003, "warmup": 10,
+    "weight_decay": 0.1, "clip": 1.0,
+}
+BETAS, EPSILON = (0.9, 0.95), 1e-08  # AdamW
+
 
 def build_stages(world, indices):
     """This rank's stages: made without memory, sharded over the data axis."""
@@ -82,11 +88,12 @@ def build(device=None):
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
         flops=0, peak_flops=0, dropout=False,
+        betas=BETAS, epsilon=EPSILON,
     )
 
 
 def main():
-    options = launch.parse_options()
+    options = launch.parse_options(**DEFAULTS)
     train(build(), options)
 
 

@@ -1,6 +1,6 @@
-"""Trains gpt with 4 devices (pipeline 2 x data 2).
+"""Trains gpt with 8 devices (pipeline 2 x data 2 x tensor 2).
 
-    torchrun --nproc-per-node 4 train.py --steps 100
+    torchrun --nproc-per-node 8 train.py --steps 100
 """
 
 import torch
@@ -14,9 +14,9 @@ from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
 from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, ZeroStage, shard
 
-PRECISION = "fp32"
+PRECISION = "bf16"
 SEQUENCE = 16
-MESH = {"pipeline": 2, "data": 2, "tensor": 1}  # slowest to fastest
+MESH = {"pipeline": 2, "data": 2, "tensor": 2}  # slowest to fastest
 ZERO_GROUP = 2  # data ranks that one ZeRO shard group spans
 BATCH, MICRO, ACCUMULATION = 8, 1, 4  # samples; samples; micro-batches a step
 SCHEDULE, VIRTUAL = "1f1b", 1
@@ -28,6 +28,12 @@ INPUTS = [
     BatchInput("input_ids", (16,), torch.int64, "tokens", 64),
     BatchInput("labels", (16,), torch.int64, "targets", 64),
 ]
+
+DEFAULTS = {  # of the options of the same names
+    "learning_rate": 0.0003, "warmup": 10,
+    "weight_decay": 0.1, "clip": 1.0,
+}
+BETAS, EPSILON = (0.9, 0.95), 1e-08  # AdamW
 
 
 def build_stages(world, indices):
@@ -83,11 +89,12 @@ def build(device=None):
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
         flops=0, peak_flops=0, dropout=False,
+        betas=BETAS, epsilon=EPSILON,
     )
 
 
 def main():
-    options = launch.parse_options()
+    options = launch.parse_options(**DEFAULTS)
     train(build(), options)
 
 

@@ -1,4 +1,4 @@
-"""gpt: the model as 4 devices (pipeline 2 x data 2) run it.
+"""gpt: the model as 8 devices (pipeline 2 x data 2 x tensor 2) run it.
 
 Local sizes everywhere; `tp` is the tensor axis, and every collective on it stands where it happens.
 """
@@ -36,22 +36,28 @@ def make_weight(labels):
 
 
 class Embedding(ParallelBlock):
-    """embedding · ZeRO 1"""
+    """embedding · tensor 2 · ZeRO 1"""
 
     paths = ("tokens.weight", "positions.weight")
 
     def __init__(self, name, tensor, bindings, constants):
         super().__init__(name, tensor, bindings, constants)
-        self.declare("tokens.weight", (64, 32))
-        self.declare("positions.weight", (16, 32))
+        self.declare("tokens.weight", (64, 32), shard=0)
+        self.declare("positions.weight", (16, 32), partial_gradient=True)
 
     def forward(self, input_ids, positions_2):
-        return F.embedding(input_ids, self.tokens.weight) + F.embedding(positions_2, self.positions.weight)
+        tp = self.tensor
+        # tokens
+        embedded = tp.embedding(input_ids, self.tokens.weight, vocabulary=64)
+        embedded_scattered = tp.reduce_scatter(embedded, dim=1)  # 1 KiB
+        embedded_2_local = tp.slice(F.embedding(positions_2, self.positions.weight), dim=0, gradient="pad")
+        return embedded_scattered + embedded_2_local
 
 
 class Block(ParallelBlock):
-    """blocks.0 to blocks.2 · ZeRO 1 · recomputes attention"""
+    """blocks.0 to blocks.2 · tensor 2, sequence-parallel · ZeRO 1 · recomputes attention"""
 
+    recomputes = "attention"
     paths = (
         "attention_norm.weight", "attention_norm.bias", "attention.qkv.weight", "attention.qkv.bias",
         "attention.out.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward_norm.bias",
@@ -61,50 +67,56 @@ class Block(ParallelBlock):
 
     def __init__(self, name, tensor, bindings, constants):
         super().__init__(name, tensor, bindings, constants)
-        self.declare("attention_norm.weight", (32,))
-        self.declare("attention_norm.bias", (32,))
-        self.declare("attention.qkv.weight", (96, 32))
-        self.declare("attention.qkv.bias", (96,))
-        self.declare("attention.out.weight", (32, 32))
-        self.declare("attention.out.bias", (32,))
-        self.declare("feed_forward_norm.weight", (32,))
-        self.declare("feed_forward_norm.bias", (32,))
-        self.declare("feed_forward.up.weight", (128, 32))
-        self.declare("feed_forward.up.bias", (128,))
-        self.declare("feed_forward.down.weight", (32, 128))
-        self.declare("feed_forward.down.bias", (32,))
+        self.declare("attention_norm.weight", (32,), partial_gradient=True)
+        self.declare("attention_norm.bias", (32,), partial_gradient=True)
+        self.declare("attention.qkv.weight", (96, 32), shard=0, segments=(32, 32, 32), unit=8)
+        self.declare("attention.qkv.bias", (96,), shard=0, segments=(32, 32, 32), unit=8)
+        self.declare("attention.out.weight", (32, 32), shard=1, unit=8)
+        self.declare("attention.out.bias", (32,), partial_gradient=True)
+        self.declare("feed_forward_norm.weight", (32,), partial_gradient=True)
+        self.declare("feed_forward_norm.bias", (32,), partial_gradient=True)
+        self.declare("feed_forward.up.weight", (128, 32), shard=0)
+        self.declare("feed_forward.up.bias", (128,), shard=0)
+        self.declare("feed_forward.down.weight", (32, 128), shard=1)
+        self.declare("feed_forward.down.bias", (32,), partial_gradient=True)
 
     def core(self, total):
         # attention
-        query, key, value = total.split(32, dim=2)
-        query_2 = query.reshape(-1, 16, 4, 8).transpose(1, 2)
-        key_2 = key.reshape(-1, 16, 4, 8).transpose(1, 2)
-        value_2 = value.reshape(-1, 16, 4, 8).transpose(1, 2)
+        query, key, value = total.split(16, dim=2)
+        query_2 = query.reshape(-1, 16, 2, 8).transpose(1, 2)
+        key_2 = key.reshape(-1, 16, 2, 8).transpose(1, 2)
+        value_2 = value.reshape(-1, 16, 2, 8).transpose(1, 2)
         attended = F.scaled_dot_product_attention(query_2, key_2, value_2, is_causal=True)
-        return attended.transpose(1, 2).reshape(-1, 16, 32)
+        return attended.transpose(1, 2).reshape(-1, 16, 16)
 
     def forward(self, x):
-        # attention_norm
-        normed = F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias)
+        tp = self.tensor
         # attention.qkv
-        total = F.linear(normed, self.attention.qkv.weight, self.attention.qkv.bias)
+        normed_gathered = tp.all_gather(  # 512 bytes
+            F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias), dim=1,
+        )
+        total = F.linear(normed_gathered, self.attention.qkv.weight, self.attention.qkv.bias)
         merged = checkpoint(self.core, total, use_reentrant=False)
         # attention.out
-        update = F.linear(merged, self.attention.out.weight, self.attention.out.bias)
+        projected_2_scattered = tp.reduce_scatter(F.linear(merged, self.attention.out.weight), dim=1)  # 1 KiB
+        update = projected_2_scattered + self.attention.out.bias
         x_2 = x + update
-        # feed_forward_norm
-        normed_2 = F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias)
         # feed_forward.up
-        total_2 = F.linear(normed_2, self.feed_forward.up.weight, self.feed_forward.up.bias)
+        normed_2_gathered = tp.all_gather(  # 512 bytes
+            F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias), dim=1,
+        )
+        total_2 = F.linear(normed_2_gathered, self.feed_forward.up.weight, self.feed_forward.up.bias)
         # feed_forward.gelu
         expanded = F.gelu(total_2, approximate="tanh")
         # feed_forward.down
-        update_2 = F.linear(expanded, self.feed_forward.down.weight, self.feed_forward.down.bias)
+        # 1 KiB
+        projected_4_scattered = tp.reduce_scatter(F.linear(expanded, self.feed_forward.down.weight), dim=1)
+        update_2 = projected_4_scattered + self.feed_forward.down.bias
         return x_2 + update_2
 
 
 class BlockStored(ParallelBlock):
-    """blocks.1 · ZeRO 1"""
+    """blocks.1 · tensor 2, sequence-parallel · ZeRO 1"""
 
     paths = (
         "attention_norm.weight", "attention_norm.bias", "attention.qkv.weight", "attention.qkv.bias",
@@ -115,59 +127,68 @@ class BlockStored(ParallelBlock):
 
     def __init__(self, name, tensor, bindings, constants):
         super().__init__(name, tensor, bindings, constants)
-        self.declare("attention_norm.weight", (32,))
-        self.declare("attention_norm.bias", (32,))
-        self.declare("attention.qkv.weight", (96, 32))
-        self.declare("attention.qkv.bias", (96,))
-        self.declare("attention.out.weight", (32, 32))
-        self.declare("attention.out.bias", (32,))
-        self.declare("feed_forward_norm.weight", (32,))
-        self.declare("feed_forward_norm.bias", (32,))
-        self.declare("feed_forward.up.weight", (128, 32))
-        self.declare("feed_forward.up.bias", (128,))
-        self.declare("feed_forward.down.weight", (32, 128))
-        self.declare("feed_forward.down.bias", (32,))
+        self.declare("attention_norm.weight", (32,), partial_gradient=True)
+        self.declare("attention_norm.bias", (32,), partial_gradient=True)
+        self.declare("attention.qkv.weight", (96, 32), shard=0, segments=(32, 32, 32), unit=8)
+        self.declare("attention.qkv.bias", (96,), shard=0, segments=(32, 32, 32), unit=8)
+        self.declare("attention.out.weight", (32, 32), shard=1, unit=8)
+        self.declare("attention.out.bias", (32,), partial_gradient=True)
+        self.declare("feed_forward_norm.weight", (32,), partial_gradient=True)
+        self.declare("feed_forward_norm.bias", (32,), partial_gradient=True)
+        self.declare("feed_forward.up.weight", (128, 32), shard=0)
+        self.declare("feed_forward.up.bias", (128,), shard=0)
+        self.declare("feed_forward.down.weight", (32, 128), shard=1)
+        self.declare("feed_forward.down.bias", (32,), partial_gradient=True)
 
     def forward(self, x):
-        # attention_norm
-        normed = F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias)
+        tp = self.tensor
+        # attention.qkv
+        normed_gathered = tp.all_gather(  # 512 bytes
+            F.layer_norm(x, (32,), self.attention_norm.weight, self.attention_norm.bias), dim=1,
+        )
         # attention
-        query, key, value = F.linear(normed, self.attention.qkv.weight, self.attention.qkv.bias).split(32, dim=2)
-        query_2 = query.reshape(-1, 16, 4, 8).transpose(1, 2)
-        key_2 = key.reshape(-1, 16, 4, 8).transpose(1, 2)
-        value_2 = value.reshape(-1, 16, 4, 8).transpose(1, 2)
+        query, key, value = F.linear(
+            normed_gathered, self.attention.qkv.weight, self.attention.qkv.bias,
+        ).split(16, dim=2)
+        query_2 = query.reshape(-1, 16, 2, 8).transpose(1, 2)
+        key_2 = key.reshape(-1, 16, 2, 8).transpose(1, 2)
+        value_2 = value.reshape(-1, 16, 2, 8).transpose(1, 2)
         attended = F.scaled_dot_product_attention(query_2, key_2, value_2, is_causal=True)
-        merged = attended.transpose(1, 2).reshape(-1, 16, 32)
+        merged = attended.transpose(1, 2).reshape(-1, 16, 16)
         # attention.out
-        update = F.linear(merged, self.attention.out.weight, self.attention.out.bias)
+        projected_2_scattered = tp.reduce_scatter(F.linear(merged, self.attention.out.weight), dim=1)  # 1 KiB
+        update = projected_2_scattered + self.attention.out.bias
         x_2 = x + update
-        # feed_forward_norm
-        normed_2 = F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias)
         # feed_forward.up
-        total_2 = F.linear(normed_2, self.feed_forward.up.weight, self.feed_forward.up.bias)
+        normed_2_gathered = tp.all_gather(  # 512 bytes
+            F.layer_norm(x_2, (32,), self.feed_forward_norm.weight, self.feed_forward_norm.bias), dim=1,
+        )
+        total_2 = F.linear(normed_2_gathered, self.feed_forward.up.weight, self.feed_forward.up.bias)
         # feed_forward.gelu
         expanded = F.gelu(total_2, approximate="tanh")
         # feed_forward.down
-        update_2 = F.linear(expanded, self.feed_forward.down.weight, self.feed_forward.down.bias)
+        # 1 KiB
+        projected_4_scattered = tp.reduce_scatter(F.linear(expanded, self.feed_forward.down.weight), dim=1)
+        update_2 = projected_4_scattered + self.feed_forward.down.bias
         return x_2 + update_2
 
 
 class Head(ParallelBlock):
-    """head · ZeRO 1"""
+    """head · tensor 2, sequence-parallel · ZeRO 1"""
 
     paths = ("norm.weight", "norm.bias", "tokens.weight")
 
     def __init__(self, name, tensor, bindings, constants):
         super().__init__(name, tensor, bindings, constants)
-        self.declare("norm.weight", (32,))
-        self.declare("norm.bias", (32,))
-        self.declare("tokens.weight", (64, 32))
+        self.declare("norm.weight", (32,), partial_gradient=True)
+        self.declare("norm.bias", (32,), partial_gradient=True)
+        self.declare("tokens.weight", (64, 32), shard=0)
 
     def forward(self, x, flat_labels):
-        # norm
-        x_2 = F.layer_norm(x, (32,), self.norm.weight, self.norm.bias)
-        reshaped = F.linear(x_2, self.tokens.weight).reshape(-1, 64)
-        return F.cross_entropy(reshaped, flat_labels, reduction="sum")
+        tp = self.tensor
+        x_2_gathered = tp.all_gather(F.layer_norm(x, (32,), self.norm.weight, self.norm.bias), dim=1)  # 512 bytes
+        reshaped = F.linear(x_2_gathered, self.tokens.weight).reshape(-1, 32)
+        return tp.cross_entropy(reshaped, flat_labels, classes=64)
 
 
 CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one
@@ -178,7 +199,7 @@ CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one
     ("head", Head, ""),
 ]
 CROSSING = {  # shape of one micro-batch, dtype, dim split over the tensor axis, whether a gradient returns
-    "x": ((1, 16, 32), torch.float32, None, True),
+    "x": ((1, 16, 32), torch.bfloat16, 1, True),
 }
 SHARED = {"tokens.weight": (0, 4)}
 ALIASES = {"head.weight": "tokens.weight"}

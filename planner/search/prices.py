@@ -1,0 +1,144 @@
+"""What candidates cost, found out as late and as seldom as possible.
+
+Placements are solved at two reference micro-batches of each tensor degree and priced at all others. The prices of blocks
+depend on (tensor, micro-batch) only, those of parameters on (data, tensor, ZeRO group) and on whether there are a
+pipeline and several micro-batches. Before a candidate's blocks are
+priced, :meth:`Prices.bound` prices them per sample of a huge micro-batch: what a kernel or a collective takes for one
+sample never grows with the micro-batch, because latencies and starts are shared, larger kernels are more efficient and
+the last, partly filled tile weighs less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Cluster
+from planner.costing import Pricing, cost_graph
+from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
+from planner.evaluate import forward_seconds, input_gradient_seconds
+from planner.ir.costed import CostedGraph
+from planner.ir.graph import ModelGraph
+from planner.ir.placement import BodyPlacement
+from planner.placement import place_graph
+from planner.search.candidates import Candidate, Group, Least, allowed_choices, closed_form, shape_of
+from planner.search.chain import NO_STATE
+from planner.search.request import Request
+
+HUGE_MICROBATCH = 4096
+"""A power of two, so that it fills the tiles of every product."""
+REFERENCE_STEP = 8
+"""The second reference micro-batch is at most this many times the first."""
+Placements = Mapping[str, BodyPlacement]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The least that one sample of a huge micro-batch takes in a block: seconds of all passes, saved bytes."""
+
+    work_s: float
+    saved_bytes: float
+
+
+class Prices:
+    """Prices of the candidates of one search; everything is computed once, when it is asked for."""
+
+    def __init__(self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate]) -> None:
+        self.graph, self.cluster, self.request = graph, cluster, request
+        micros: dict[int, set[int]] = defaultdict(set)
+        for candidate in candidates:
+            micros[candidate.mesh.tensor].add(candidate.micro)
+        self._micros = micros
+        self._counts = Counter(block.body for block in graph.blocks)
+        self._options: dict[int, tuple[Placements, ...]] = {}
+        self._first: dict[tuple[int, int], CostedGraph] = {}
+        self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
+        self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
+        self._huge: dict[int, tuple[BlockCosts, ...]] = {}
+        self._costed: dict[Group, CostedGraph | None] = {}
+
+    def __call__(self, candidate: Candidate) -> CostedGraph | None:
+        """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
+        if candidate.group not in self._costed:
+            self._costed[candidate.group] = self._price(candidate)
+        return self._costed[candidate.group]
+
+    def _price(self, candidate: Candidate) -> CostedGraph | None:
+        options = self.options(candidate.mesh.tensor)
+        if not options:
+            return None
+        key = (candidate.mesh.tensor, candidate.micro)
+        if key not in self._first:
+            self._first[key] = cost_graph(
+                self.graph, self.cluster, mesh=candidate.mesh, microbatch=candidate.micro,
+                precision=self.request.precision, zero_group=candidate.zero_group, options=options,
+                accumulation=candidate.accumulation,
+            )
+        return replace(self._first[key], states=self.states(candidate))
+
+    def options(self, tensor: int) -> tuple[Placements, ...]:
+        """The distinct placements of a tensor degree."""
+        if tensor not in self._options:
+            smallest = min(self._micros[tensor])
+            largest = max(micro for micro in self._micros[tensor] if micro <= REFERENCE_STEP * smallest)
+            found: list[Placements] = []
+            for micro in sorted({smallest, largest}):
+                for option in place_graph(self.graph, tensor, Pricing(self.cluster, tensor, micro)):
+                    if option.placements not in found:
+                        found.append(option.placements)
+            self._options[tensor] = tuple(found)
+        return self._options[tensor]
+
+    def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
+        """What parameters cost under every option."""
+        mesh = candidate.mesh
+        key = (mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1)
+        if key not in self._states:
+            self._states[key] = tuple(
+                state_costs(
+                    self.graph, option, self.cluster, mesh, self.request.precision, candidate.zero_group,
+                    candidate.accumulation,
+                )
+                for option in self.options(mesh.tensor)
+            )
+        return self._states[key]
+
+    def bound(self, candidate: Candidate) -> float:
+        """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
+        if not self.options(candidate.mesh.tensor):
+            return float("inf")
+        allowed = allowed_choices(candidate, self.request.pins)
+        samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
+        states = self.states(candidate)
+        pairs = []
+        for name, count in self._counts.items():
+            held = [option[name][zero] for option in states for zero in allowed.zero]
+            traffic = min(state.forward_comm_s + state.backward_comm_s for state in held)
+            saved = candidate.micro * samples[name].saved_bytes
+            pairs.append(Least(
+                count, candidate.micro * samples[name].work_s + traffic,
+                min(state.once_comm_s + state.optimizer_s for state in held),
+                min(s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes for s in held) + saved,
+            ))
+        return closed_form(pairs, 0.0, shape_of(candidate, self.cluster))
+
+    def _least_samples(self, tensor: int, levels: tuple[str, ...]) -> dict[str, _Sample]:
+        if tensor not in self._huge:
+            self._huge[tensor] = block_costs(
+                self.graph, self.options(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)
+            )
+        if (tensor, levels) not in self._samples:
+            self._samples[tensor, levels] = {
+                name: _least_sample(name, self._huge[tensor], levels) for name in self._counts
+            }
+        return self._samples[tensor, levels]
+
+
+def _least_sample(name: str, options: tuple[BlockCosts, ...], levels: tuple[str, ...]) -> _Sample:
+    costs = [cost for option in options for level, cost in option[name].items() if level in levels]
+    return _Sample(
+        min(forward_seconds(c, NO_STATE) + input_gradient_seconds(c, NO_STATE) + c.weight_gradient_s for c in costs)
+        / HUGE_MICROBATCH,
+        min(cost.saved_bytes for cost in costs) / HUGE_MICROBATCH,
+    )

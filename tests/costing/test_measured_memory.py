@@ -1,0 +1,116 @@
+"""Predicted memory against the emitted program's real step on the CPU: within what is stated, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from codegen import emit
+from hardware_profiles import resolve_cluster
+from planner.costing import Pricing
+from planner.evaluate import evaluate_plan
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import Plan, StageMemory
+from planner.placement import place_graph
+from planner.trace import load_model, trace_model
+from tests.matrix.build import Row, make_plan
+from tests.oracles.peak_memory import Peak, measure
+
+SIZES = {"layers": 6, "hidden": 128, "heads": 8, "vocab": 512}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+EXACT = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """``over``: by how much the prediction may exceed the measurement, as a part of it; ``under``: fall short of it."""
+
+    model: str
+    precision: str
+    row: Row
+    over: float = EXACT
+    under: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}-{self.precision}-{self.row.label}"
+
+
+# What exceeds EXACT, and why. All of it is of single blocks, large here where a stage has three or six layers:
+ONE_BUFFER = 0.055
+"""ZeRO 2: two flat gradient buffers are counted, and one lives unless the first block is the largest."""
+TWO_COPIES = 0.07
+"""ZeRO 3: buffers and working copies of the two largest blocks are counted; the peak is at two others."""
+GRADIENTS_AND_ACTIVATIONS = 0.12
+"""With one micro-batch, and under gpipe, gradients come as activations go; both are counted whole."""
+SPLIT_BACKWARD = 0.11
+"""Zero-bubble schedules: gradients of activations that wait for the weight part are not counted. KNOWN TO FALL SHORT."""
+
+CASES = [
+    Case("gpt", "fp32", Row(accumulation=2, microbatch=2)),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2)),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
+    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
+    Case("gpt", "fp32", Row(accumulation=2, microbatch=2, recompute="selective")),
+    Case("llama", "fp32", Row(accumulation=1, microbatch=2), 0.025),
+    Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3), GRADIENTS_AND_ACTIVATIONS),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2)),
+    Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=1)),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2, zero=2), ONE_BUFFER),
+    Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=3), TWO_COPIES),
+    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3), TWO_COPIES),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2), TWO_COPIES),
+    Case("llama", "fp32", Row(accumulation=2, microbatch=2, tensor=2, sequence_parallel=True)),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2)),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="gpipe"), GRADIENTS_AND_ACTIVATIONS),
+    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full"), TWO_COPIES),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="interleaved-1f1b")),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="zbv"), under=SPLIT_BACKWARD),
+    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2), 0.08),
+]
+
+
+@cache
+def graph_of(model: str, dtype: str) -> ModelGraph:
+    own = {"ffn_hidden": 320, "kv_heads": 4} if model == "llama" else {"ffn_hidden": 512}
+    return trace_model(load_model(f"examples/{model}.py:{model}", {**SIZES, **own}, 128), sequence=128, dtype=dtype)
+
+
+def plan_of(case: Case) -> tuple[Plan, ModelGraph]:
+    graph, row = graph_of(case.model, DTYPES[case.precision]), case.row
+    if row.tensor == 1:
+        return make_plan(graph, row, precision=case.precision), graph
+    cluster = resolve_cluster(f"local-cpu:1x{row.devices}")
+    options = place_graph(graph, row.tensor, Pricing(cluster, row.tensor, row.microbatch))
+    placements = next(
+        option.placements for option in options
+        if row.sequence_parallel == any(p.inputs and p.inputs[0].state == "shard" for p in option.placements.values())
+    )
+    return make_plan(graph, row, precision=case.precision, placements=placements), graph
+
+
+def compare(case: Case, directory: Path, *, trace: bool = False) -> list[tuple[StageMemory, Peak]]:
+    """Prediction and measurement of every pipeline rank (of its data and tensor ranks, the one that holds the most)."""
+    plan, graph = plan_of(case)
+    prediction = evaluate_plan(plan, graph, resolve_cluster(f"local-cpu:1x{case.row.devices}"))
+    emit(plan, graph, directory, prediction=None, plan_yaml="format: 1\n")
+    peaks = measure(directory, case.row.devices, trace=trace)
+    each = case.row.devices // case.row.pipeline
+    return [
+        (prediction.stages[rank].memory, max(peaks[rank * each : (rank + 1) * each], key=lambda peak: peak.total))
+        for rank in range(case.row.pipeline)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=[case.label for case in CASES])
+def test_prediction_covers_the_measured_peak(case: Case, tmp_path: Path) -> None:
+    for rank, (predicted, measured) in enumerate(compare(case, tmp_path / "program")):
+        total = predicted.total - predicted.reserve
+        ratio = total / measured.total
+        assert 1 - case.under <= ratio <= 1 + case.over, (
+            f"rank {rank}: predicted {total} bytes, measured {measured.total}: {ratio:.4f}\n{predicted}\n{measured}"
+        )

@@ -1,0 +1,100 @@
+"""Hugging Face models from their configs alone: the emitted program equals transformers' own model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from codegen import emit
+from planner.ir.graph import ModelGraph
+from planner.ir.placement import REPLICATE, shard
+from planner.placement import place_graph
+from planner.trace import load_model, trace_model
+from runtime.data import Batches, BatchInput, SyntheticTokens
+from runtime.initialize import initial_value
+from tests.matrix.build import Row, make_plan
+from tests.matrix.pricing import VolumePricing
+from tests.matrix.reference import SEED, train_plainly, worst_gradient
+from tests.matrix.test_matrix import STEPS, run
+from tests.matrix.workers import Workers
+
+pytestmark = pytest.mark.slow
+SEQUENCE = 20
+CONFIGS = {
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 4, "n_embd": 32, "n_head": 4, "n_inner": 44,
+        "vocab_size": 52, "n_positions": 24, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 32,
+        "intermediate_size": 44, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 52,
+        "max_position_embeddings": 24,
+    },
+}
+# transformers' Llama computes its norms and rotary tables in float32 even in a float64 model: a sum in another order, of
+# which nothing remains in float64, can flip a rounding there (1e-7).
+TOLERANCES = {"gpt2": 1.0, "llama": 1e3}
+ROWS = (
+    Row(tensor=2, sequence_parallel=True, recompute="selective"),
+    Row(tensor=2, pipeline=2, accumulation=2, recompute="mixed"),
+)
+
+
+class Logits(nn.Module):
+    """A model whose output is its logits; state keys as the inner model's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(input_ids=input_ids, use_cache=False).logits
+        return logits
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    group = Workers(4)
+    yield group
+    group.stop()
+
+
+def built(folder: Path, graph: ModelGraph) -> Logits:
+    """transformers' model with the start of the emitted program."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = load_model(f"hf:{folder}", {}, SEQUENCE).build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for parameter in graph.parameters:
+        steps = [(step.op, *step.arguments) for step in parameter.init]
+        start = initial_value(parameter.fqn, parameter.type.sizes(1), torch.float64, steps, SEED)
+        model.get_parameter(parameter.fqn).data.copy_(start)
+    return Logits(model)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.label for row in ROWS])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_program_equals_transformers(workers: Workers, name: str, row: Row, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    graph = trace_model(load_model(f"hf:{tmp_path}", {}, SEQUENCE), sequence=SEQUENCE, dtype="float64")
+    boundary = shard(1) if row.sequence_parallel else REPLICATE
+    option = next(o for o in place_graph(graph, row.tensor, VolumePricing(row.tensor)) if o.boundary == boundary)
+    plan = make_plan(graph, row, placements=option.placements)
+    emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
+    losses, _, gradients = run(workers, tmp_path / "program", row.devices)
+
+    inputs = [
+        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
+    ]
+    batches = Batches(inputs, SyntheticTokens(SEED, 52), SEED, plan.batch.total, 0, 1, torch.device("cpu"))
+    reference = train_plainly(built(tmp_path, graph), [batches.at(step) for step in range(STEPS)])
+    expected = {name.removeprefix("inner."): gradient for name, gradient in reference.gradients.items()}
+    parameter, error = worst_gradient(gradients, expected)
+    assert error <= TOLERANCES[name], f"the gradient of {parameter} is {error:.3g} tolerances off"
+    assert losses == pytest.approx(list(reference.losses), rel=1e-10 * TOLERANCES[name])

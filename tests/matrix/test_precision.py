@@ -1,0 +1,132 @@
+"""Half precisions in emitted programs: they follow float32, keep their state in float32, and fp16 scales its loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from runtime import checkpoint
+from runtime.collectives import TensorAxis
+from tests.matrix.build import Row
+from tests.matrix.programs import DTYPES, emitted, losses, small_graph
+from tests.matrix.reference import ARGUMENTS
+from tests.matrix.workers import Workers
+
+pytestmark = pytest.mark.slow
+STEPS = 5
+ROWS = {
+    "one rank": Row(accumulation=4),
+    "tensor 2": Row(tensor=2, accumulation=4, recompute="selective"),
+    "sequence-parallel": Row(tensor=2, sequence_parallel=True, accumulation=4),
+    "pipeline 2": Row(pipeline=2, accumulation=4),
+    "zero bubble": Row(pipeline=2, schedule="zbv", zero=2, accumulation=4),
+    "zero 1": Row(data=2, zero=1, accumulation=2),
+    "zero 3": Row(data=2, zero=3, accumulation=2, recompute="full"),
+}
+DECLARES = '''    program = build()
+    train(program, options)
+    ends = [stage for stage in program.runner.stages if stage.is_last]
+    if ends:
+        kinds = [str(ends[0].output_type), str(ends[0].loss_sums[0].dtype)]
+        (Path(__file__).with_name("kinds.json")).write_text(json.dumps(kinds))
+'''
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    group = Workers(2)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="module")
+def wide(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """What one rank reports in float32."""
+    program = emitted(small_graph("gpt", "fp32"), ROWS["one rank"], tmp_path_factory.mktemp("fp32") / "program", "fp32")
+    return program.train(workers, STEPS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precisions_follow_float32(
+    workers: Workers, wide: list[dict[str, float]], precision: str, name: str, tmp_path: Path
+) -> None:
+    program = emitted(small_graph("gpt", precision), ROWS[name], tmp_path / "program", precision)
+    reports = program.train(workers, STEPS, "--checkpoint", str(tmp_path / "kept"))
+    assert losses(reports) == pytest.approx(losses(wide), rel=0.02)
+    norms = [report["grad_norm"] for report in reports]
+    assert norms == pytest.approx([report["grad_norm"] for report in wide], rel=0.1)
+    kept = tmp_path / "kept" / f"step-{STEPS:08d}"
+    assert {value.dtype for value in checkpoint.load_plain(kept).values()} == {torch.float32}
+    assert "F.cross_entropy" not in (tmp_path / "program" / "model.py").read_text()
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_the_last_stage_declares_the_loss_that_it_makes(workers: Workers, precision: str, tmp_path: Path) -> None:
+    program = emitted(small_graph("gpt", precision), ROWS["pipeline 2"], tmp_path / "program", precision)
+    program.edit("train.py", "    train(build(), options)\n", DECLARES)
+    program.edit("train.py", "import torch\n", "import json\nfrom pathlib import Path\n\nimport torch\n")
+    program.train(workers, 1)
+    wide = "torch.float64" if precision == "fp64" else "torch.float32"
+    assert json.loads((tmp_path / "program" / "kinds.json").read_text()) == [wide, wide]
+
+
+@pytest.mark.parametrize("name", ["tensor 2", "pipeline 2", "zero 1", "zero 3"])
+def test_an_overflow_skips_the_step_on_all_ranks(workers: Workers, name: str, tmp_path: Path) -> None:
+    program = emitted(small_graph("gpt", "fp16"), ROWS[name], tmp_path / "program", "fp16")
+    kept = tmp_path / "kept"
+    program.train(workers, 1, "--checkpoint", str(kept))
+    progress = kept / "step-00000001" / "training.json"
+    huge = json.loads(progress.read_text()) | {"loss_scale": 2.0**100, "clean_steps": 7}
+    progress.write_text(json.dumps(huge))
+    (report,) = program.train(workers, 2, "--checkpoint", str(kept))
+    assert report["grad_norm"] is None, "JSON has no infinity"
+    after = json.loads((kept / "step-00000002" / "training.json").read_text())
+    assert after["loss_scale"] == 2.0**99 and after["clean_steps"] == 0
+    assert after["step"] == 2 and after["updates"] == 1
+    before, skipped = (checkpoint.load_plain(kept / f"step-0000000{step}") for step in (1, 2))
+    assert all(torch.equal(skipped[fqn], value) for fqn, value in before.items())
+    progress = kept / "step-00000002" / "training.json"
+    progress.write_text(json.dumps(after | {"loss_scale": 2.0**10, "clean_steps": 999}))
+    program.train(workers, 3, "--checkpoint", str(kept))
+    grown = json.loads((kept / "step-00000003" / "training.json").read_text())
+    assert grown["loss_scale"] == 2.0**11 and grown["clean_steps"] == 0 and grown["updates"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(70, 9), (70, 9, 3), (9,)])
+def test_cross_entropy_of_half_logits_is_made_in_float32(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    logits = (20 * torch.randn(shape)).to(dtype).requires_grad_()
+    target = torch.randint(9, (shape[0], *shape[2:]) if len(shape) > 1 else ())
+    if target.dim():
+        target[::5] = -100
+    expected = F.cross_entropy(logits.float(), target, reduction="sum")
+    (slope,) = torch.autograd.grad(expected, logits)
+    loss = TensorAxis(None, 0, 1).cross_entropy(logits, target)
+    loss.backward()
+    assert loss.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == dtype
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(logits.grad, slope)
+
+
+def test_compiled_blocks_train_alike(wide: list[dict[str, float]], tmp_path: Path) -> None:
+    """In a process of its own: the compiler starts children, which a worker may not."""
+    program = emitted(small_graph("gpt", "fp32"), ROWS["one rank"], tmp_path / "program", "fp32")
+    metrics = tmp_path / "metrics.jsonl"
+    command = [sys.executable, str(program.directory / "train.py"), *ARGUMENTS, "--compile"]
+    done = subprocess.run(
+        [*command, "--steps", "2", "--metrics", str(metrics)], capture_output=True, text=True, timeout=200, check=False,
+        cwd=tmp_path, env={name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    reports = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert losses(reports) == pytest.approx(losses(wide)[:2], rel=1e-4)

@@ -1,0 +1,144 @@
+"""What a user does wrong ends an emitted program in one line from rank 0 and exit code 2 on every rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from codegen import lower, verify
+from planner.ir.errors import InternalError
+from runtime.errors import ProgramError
+from runtime.launch import parse_options
+from tests.matrix.build import Row, make_plan
+from tests.matrix.programs import Emitted, emitted, small_graph, write_tokens
+from tests.matrix.workers import Outcome, Workers
+
+pytestmark = pytest.mark.slow
+BLOCKED = ("planner", "codegen", "pydantic", "pulp", "highspy", "jinja2", "yaml", "networkx", "typer", "rich", "transformers")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    group = Workers(2)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
+    return emitted(small_graph("gpt"), Row(data=2, zero=1), tmp_path_factory.mktemp("errors") / "program")
+
+
+def refused(outcomes: list[Outcome], *said: str) -> None:
+    """Exit code 2 everywhere; rank 0 says it in one line, the others nothing."""
+    assert [outcome.code for outcome in outcomes] == [2] * len(outcomes), outcomes[0].error
+    (line,) = [line for line in outcomes[0].error.splitlines() if "Warning" not in line and not line.startswith("  ")]
+    assert line.startswith("error: ") and all(part in line for part in said), line
+    assert not any("error: " in outcome.error for outcome in outcomes[1:])
+    assert not any("Traceback" in outcome.error for outcome in outcomes)
+
+
+def test_a_wrong_number_of_processes(workers: Workers, program: Emitted) -> None:
+    refused(program.launch(workers, ranks=1), "1 processes", "this plan needs 2 (pipeline 1 x data 2 x tensor 1)")
+
+
+@pytest.mark.parametrize(("tokens", "cut", "said"), [
+    (None, 0, "cannot be read (No such file or directory)"),
+    (list(range(50)) * 2, 30, "truncated: 85 tokens"),
+    ([7] * 300 + [51], 0, "holds token 51"),
+    ([7] * 20, 0, "one sample needs 21"),
+], ids=["missing", "truncated", "beyond the vocabulary", "too short"])
+def test_wrong_data(
+    workers: Workers, program: Emitted, tokens: list[int] | None, cut: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.tokens"
+    if tokens is not None:
+        write_tokens(path, tokens)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+    refused(program.launch(workers, "--data", str(path)), str(path), said)
+
+
+def test_data_that_is_no_token_file(workers: Workers, program: Emitted, tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear Sir or Madam")
+    refused(program.launch(workers, "--data", str(path)), "no token file")
+
+
+@pytest.mark.parametrize("flags", [
+    ("--steps", "none"), ("--steps", "0"), ("--checkpoint-every", "-1"), ("--learning-rate", "-1"),
+    ("--learning-rate", "nan"), ("--weight-decay", "-0.1"), ("--clip", "-1"), ("--warmup", "-2"), ("--decay-steps", "-1"),
+    ("--colour", "red"),
+], ids=" ".join)
+def test_a_bad_flag(flags: tuple[str, str]) -> None:
+    with pytest.raises(ProgramError, match=flags[0]) as caught:
+        parse_options(flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_flag_of_a_program(workers: Workers, program: Emitted) -> None:
+    refused(program.launch(workers, "--learning-rate", "-1"), "--learning-rate")
+
+
+@pytest.mark.parametrize("flag", ["--metrics", "--export-start", "--dump-gradients", "--checkpoint"])
+def test_a_place_that_cannot_be_written(workers: Workers, program: Emitted, flag: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    refused(program.launch(workers, flag, str(tmp_path / "file" / "below")), flag, "cannot be written")
+
+
+def test_a_start_that_is_no_checkpoint(workers: Workers, program: Emitted, tmp_path: Path) -> None:
+    refused(program.launch(workers, "--init-from", str(tmp_path)), str(tmp_path), "no complete checkpoint")
+
+
+def test_a_checkpoint_of_another_model(workers: Workers, program: Emitted, tmp_path: Path) -> None:
+    other = emitted(small_graph("llama"), Row(), tmp_path / "other")
+    other.train(workers, 1, "--checkpoint", str(tmp_path / "kept"))
+    refused(program.launch(workers, "--checkpoint", str(tmp_path / "kept")), "tokens.weight is (53, 28)")
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "interleaved-zero-bubble"])
+@pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)
+def test_a_split_backward_pass_takes_neither_zero_3_nor_recomputation(schedule: str, decision: dict[str, object]) -> None:
+    graph = small_graph("gpt")
+    row = Row(pipeline=2, schedule=schedule, accumulation=4, **decision)  # type: ignore[arg-type]
+    with pytest.raises(InternalError, match=f"{schedule} parts the backward pass"):
+        verify(lower(make_plan(graph, row), graph))
+
+
+@pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)
+def test_a_program_changed_by_hand_is_refused_too(workers: Workers, decision: dict[str, object], tmp_path: Path) -> None:
+    row = Row(pipeline=2, schedule="interleaved-1f1b", accumulation=4, **decision)  # type: ignore[arg-type]
+    program = emitted(small_graph("gpt"), row, tmp_path / "program")
+    program.edit("train.py", '"interleaved-1f1b"', '"interleaved-zero-bubble"')
+    outcomes = program.launch(workers, "--steps", "1")
+    assert all(outcome.code == 1 for outcome in outcomes)
+    assert all("parts the backward pass" in outcome.error for outcome in outcomes)
+
+
+def test_torch_is_all_that_a_program_needs(tmp_path: Path) -> None:
+    """Every other package that the planner uses is blocked, this repository too."""
+    program = emitted(small_graph("gpt"), Row(recompute="selective", accumulation=2), tmp_path / "program")
+    starter = tmp_path / "start.py"
+    starter.write_text(
+        "import runpy, sys\n"
+        "class Without:\n"
+        "    def __init__(self, finder):\n"
+        "        self.finder = finder\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        absent = name.split('.')[0] in {BLOCKED!r}\n"
+        "        return None if absent else self.finder.find_spec(name, path, target)\n"
+        "sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]\n"
+        f"sys.path.insert(0, {str(program.directory)!r})\n"
+        "sys.argv = ['train.py', '--steps', '2']\n"
+        f"runpy.run_path({str(program.directory / 'train.py')!r}, run_name='__main__')\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-I", str(starter)], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=bare, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step 2/2  loss" in done.stdout
