@@ -14,7 +14,8 @@ from planner.ir.errors import PlanFileError
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, shard
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.ir.serialize import fingerprint
-from planner.plan_file import Certificate, dump, load, parse_placement
+from planner.plan_file import dump, load, parse_placement
+from planner.search import Certificate
 from tests.search.made import make_cluster, make_costed, make_graph
 
 GRAPH, CLUSTER = make_graph("eaaaab"), make_cluster(4, 100_000)

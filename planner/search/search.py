@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hardware_profiles import Cluster
@@ -29,8 +29,8 @@ from planner.search.request import Certificate, Request, SearchResult
 from planner.search.solve import Attempt, Fingerprints, Task, chains_of, try_stages
 
 MERGED_ROUNDS = 3
-DIVES = 30
-"""Candidates that are tried for a first answer at most."""
+DIVES, DIVING = 80, 0.25
+"""Candidates that are tried for a first answer at most, and the part of the time limit for it."""
 PROBES, PROBED_CHAINS = 60, 2
 """So many sketches get plans of their own, of so many of their chains."""
 Costing = Callable[[Candidate], CostedGraph | None]
@@ -78,7 +78,7 @@ def search(
     costed = time.perf_counter()
     deadline = costed + (math.inf if request.time_limit_s is None else request.time_limit_s)
     scope = _Scope(prices, cluster, request, names)
-    _dive(state, scope, deadline)
+    _dive(state, scope, costed + DIVING * (deadline - costed))
     _refine(state, scope, deadline)
     if state.best is None:
         if state.heap or math.isfinite(state.finished_s):
@@ -143,33 +143,44 @@ class Sketch:
         assert self.fluid is not None and self.chains is not None
         shape = self.fluid.shape
         near = rounded_cuts(self.fluid.parts, self.fluid.stream.blocks)
-        for chain in heapq.nsmallest(PROBED_CHAINS, self.chains, key=lambda chain: cheap_bound(chain, shape)):
+        for chain in _promising(self.chains, shape)[:PROBED_CHAINS]:
             task = Task(self.candidate, chain, scope.cluster, scope.request, scope.names)
             for cuts in dict.fromkeys((near, even_cuts(chain.block_works, shape.stages))):
                 try_stages(task, greedy_stages(chain, shape, cuts), report)
 
 
 def _dive(state: _State, scope: _Scope, deadline: float) -> None:
-    """Even plans of the smallest micro-batch, which needs the least memory, of each mesh and schedule, those first that look
-    quickest when the pipeline's bubble is counted in full: a first answer."""
+    """A first answer: even plans of each mesh and schedule with the smallest micro-batch, under the fewest virtual stages
+    (both keep the fewest activations) and under the quickest; those first that look quickest with the whole bubble."""
     sketches = [(bound, node.candidate) for bound, _, node in state.heap if isinstance(node, Sketch)]
     least: dict[Mesh, int] = {}
     for _, candidate in sketches:
         least[candidate.mesh] = min(candidate.micro, least.get(candidate.mesh, candidate.micro))
-    quickest: dict[tuple[Mesh, str], tuple[float, int, Candidate]] = {}
+    picked: dict[tuple[Mesh, str, bool], tuple[float, float, int, Candidate]] = {}
     for at, (bound, candidate) in enumerate(sketches):
         if candidate.micro == least[candidate.mesh]:
-            item = (_estimate(candidate, bound), at, candidate)
-            key = (candidate.mesh, candidate.schedule)
-            quickest[key] = min(quickest.get(key, item), item)
-    for estimate_s, _, candidate in heapq.nsmallest(DIVES, quickest.values()):
+            estimate_s = _estimate(candidate, bound)
+            for frugal, rank in ((True, float(candidate.virtual)), (False, estimate_s)):
+                item, key = (rank, estimate_s, at, candidate), (candidate.mesh, candidate.schedule, frugal)
+                picked[key] = min(picked.get(key, item), item)
+    tries = {item[1:] for item in picked.values()}
+    for estimate_s, _, candidate in sorted(tries, key=lambda item: item[:2])[:DIVES]:
         if estimate_s >= state.best_s or time.perf_counter() > deadline:
             return
         shape, costed = shape_of(candidate, scope.cluster), scope.prices(candidate)
-        for chain in () if costed is None else chains_of(costed, candidate, scope.request):
-            cuts = even_cuts(chain.block_works, shape.stages)
+        chains = () if costed is None else chains_of(costed, candidate, scope.request)
+        for chain in _promising(chains, shape):
             task = Task(candidate, chain, scope.cluster, scope.request, scope.names)
-            try_stages(task, greedy_stages(chain, shape, cuts), state.report)
+            try_stages(task, greedy_stages(chain, shape, even_cuts(chain.block_works, shape.stages)), state.report)
+
+
+def _promising(chains: Sequence[Chain], shape: Shape) -> list[Chain]:
+    """Of each option, the chain with the least bound."""
+    best: dict[int, tuple[float, int]] = {}
+    for at, chain in enumerate(chains):
+        item = (cheap_bound(chain, shape), at)
+        best[chain.option] = min(best.get(chain.option, item), item)
+    return [chains[at] for bound, at in sorted(best.values()) if math.isfinite(bound)]
 
 
 def _estimate(candidate: Candidate, bound: float) -> float:
