@@ -58,7 +58,7 @@ def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="K=V: a keyword argument of the callable.")] = None,
     pin: Annotated[list[str] | None, typer.Option(help="K=V: fix a decision (tensor=8, recompute=full, ...).")] = None,
     gap: Annotated[float, typer.Option(help="Stop within this part of the optimum.")] = 0.001,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of solving; the honest gap is reported.")] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds of solving; the honest gap is reported.")] = 20.0,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")] = Path("plan.yaml"),
     json_: Json = False,
 ) -> None:

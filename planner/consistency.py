@@ -6,9 +6,7 @@ from planner.evaluate import parameter_placement, tied_parameters
 from planner.ir.errors import PlanFileError
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, Placement
-from planner.ir.plan import Plan
-
-SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv")
+from planner.ir.plan import SPLIT_BACKWARD, Plan
 
 
 def check_consistency(plan: Plan, graph: ModelGraph, where: str) -> None:

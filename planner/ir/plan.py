@@ -12,6 +12,8 @@ from planner.ir.placement import BodyPlacement
 AXES = ("pipeline", "data", "context", "expert", "tensor")
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")
+SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("interleaved-zero-bubble", "zbv")
+"""Schedules that part the backward pass into input and weight gradients; they exclude ZeRO-3 and recomputation."""
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 
 

@@ -10,14 +10,13 @@ from hardware_profiles import Cluster
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import SCHEDULES, Mesh, ScheduleName
+from planner.ir.plan import SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
 from planner.search.chain import Allowed, Chain
 from planner.search.columns import Shape
 from planner.search.pins import Pins
 from planner.search.request import Request
 
 MOST_VIRTUAL = 8
-SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv")
 Group = tuple[int, int, int, int, bool]
 """What decides the prices of blocks: (data, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
 

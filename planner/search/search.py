@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +16,9 @@ from planner.evaluate import send_seconds
 from planner.ir.costed import CostedGraph
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Mesh, Plan, Prediction
+from planner.ir.plan import SPLIT_BACKWARD, Mesh, Plan, Prediction
 from planner.ir.serialize import fingerprint
-from planner.search.candidates import SPLIT_BACKWARD, Candidate, cheap_bound, enumerate_candidates, shape_of
+from planner.search.candidates import Candidate, cheap_bound, enumerate_candidates, shape_of
 from planner.search.chain import Chain
 from planner.search.columns import Shape
 from planner.search.fluid import Fluid, Pool, merged
@@ -163,10 +164,19 @@ def _dive(state: _State, scope: _Scope, deadline: float) -> None:
             for frugal, rank in ((True, float(candidate.virtual)), (False, estimate_s)):
                 item, key = (rank, estimate_s, at, candidate), (candidate.mesh, candidate.schedule, frugal)
                 picked[key] = min(picked.get(key, item), item)
-    tries = {item[1:] for item in picked.values()}
-    for estimate_s, _, candidate in sorted(tries, key=lambda item: item[:2])[:DIVES]:
-        if estimate_s >= state.best_s or time.perf_counter() > deadline:
+    tries = sorted({item[1:] for item in picked.values()}, key=lambda item: item[:2])
+    # In turns over the pipeline degrees, plain 1f1b first: estimates know nothing of activations, of which it keeps least.
+    seen: Counter[tuple[int, bool]] = Counter()
+    turns: list[tuple[int, bool, float, Candidate]] = []
+    for estimate_s, _, candidate in tries:
+        kind = (candidate.mesh.pipeline, candidate.schedule != "1f1b")
+        turns.append((seen[kind], kind[1], estimate_s, candidate))
+        seen[kind] += 1
+    for _, _, estimate_s, candidate in sorted(turns, key=lambda turn: turn[:3])[:DIVES]:
+        if time.perf_counter() > deadline:
             return
+        if estimate_s >= state.best_s:
+            continue
         shape, costed = shape_of(candidate, scope.cluster), scope.prices(candidate)
         chains = () if costed is None else chains_of(costed, candidate, scope.request)
         for chain in _promising(chains, shape):
