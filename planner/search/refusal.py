@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
+from cost_models.memory import state_bytes
 from hardware_profiles import Cluster
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
@@ -113,7 +114,19 @@ def _remedy(
         least = least_memory(candidates, prices, cluster, changed, names)
         if least is not None and least.excess <= 0:
             return f"it would fit {words}: {_difference(request.pins, least.plan)}"
-    return "use more nodes, chips with more memory, or a smaller model or sequence"
+    return _more_chips(graph, cluster, request)
+
+
+def _more_chips(graph: ModelGraph, cluster: Cluster, request: Request) -> str:
+    """How many nodes the state alone asks for, split over all of them; activations come on top."""
+    state = state_bytes(graph.parameter_count, request.precision, 3, 1)
+    held = state.parameters + state.gradients + state.optimizer
+    capacity = cluster.chip.memory_bytes - cluster.chip.reserve_bytes
+    nodes = max(cluster.nodes + 1, -(-held // (capacity * cluster.devices_per_node)))
+    return (
+        f"parameters, gradients and optimizer alone take {held / GIB:.0f} GiB: give it at least {nodes} nodes of this kind, "
+        "or chips with more memory, a smaller model or a shorter sequence"
+    )
 
 
 def _looser(pins: Pins) -> Iterator[tuple[Pins, str]]:
