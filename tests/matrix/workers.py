@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import io
 import multiprocessing
 import os
@@ -36,11 +34,11 @@ def _purge(directory: Path) -> None:
 
 
 def _forget_meshes() -> None:
-    """Empty torch.distributed's caches: some return the mesh of an earlier program of the same shape, whose groups are
-    gone. One process runs one program outside of these tests."""
-    for item in gc.get_objects():
-        if isinstance(item, functools._lru_cache_wrapper) and str(item.__module__).startswith("torch.distributed"):
-            item.cache_clear()
+    """Empty DTensor's caches of sharding propagation: they return the mesh of an earlier program of the same shape, whose
+    groups are gone. One process runs one program outside of these tests."""
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()
 
 
 def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
