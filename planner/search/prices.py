@@ -22,8 +22,9 @@ from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
-from planner.search.candidates import Candidate, Group, Least, allowed_choices, closed_form, shape_of
+from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
 from planner.search.chain import NO_STATE
+from planner.search.closed_form import Least, closed_form
 from planner.search.request import Request
 
 HUGE_MICROBATCH = 4096

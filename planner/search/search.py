@@ -18,8 +18,9 @@ from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Mesh, Plan, Prediction
 from planner.ir.serialize import fingerprint
-from planner.search.candidates import Candidate, cheap_bound, enumerate_candidates, shape_of
+from planner.search.candidates import Candidate, enumerate_candidates, shape_of
 from planner.search.chain import Chain
+from planner.search.closed_form import cheap_bound
 from planner.search.columns import Shape
 from planner.search.fluid import Fluid, Pool, merged
 from planner.search.greedy import even_cuts, greedy_stages, rounded_cuts

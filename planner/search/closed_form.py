@@ -1,0 +1,59 @@
+"""A candidate's cheap, valid bounds, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.search.chain import Chain
+from planner.search.columns import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """``count`` blocks, each with the least it can take: seconds of a micro-batch (all passes), seconds once a step, and
+    bytes that it occupies all the time or while one micro-batch is alive."""
+
+    count: int
+    work_s: float
+    tail_s: float
+    size_bytes: float
+
+
+def cheap_bound(chain: Chain, shape: Shape) -> float:
+    """A lower bound of the step, in closed form; infinite where the parameters alone do not fit."""
+    pairs = [Least(run.count, *least) for run, least in zip(chain.runs, chain.least, strict=True)]
+    return closed_form(pairs, chain.costed.context_s, shape)
+
+
+def _mean_fill(blocks: Sequence[Least], pipeline: int) -> float:
+    """Mean over ranks r of the work of the r least blocks."""
+    fill = total = 0.0
+    left = pipeline - 1
+    for block in sorted(blocks, key=lambda block: block.work_s):
+        taken = min(left, block.count)
+        # After each of the blocks taken, the sum so far counts for one rank more.
+        total += taken * fill + block.work_s * taken * (taken + 1) / 2
+        fill += block.work_s * taken
+        left -= taken
+    return total / pipeline
+
+
+def closed_form(blocks: Sequence[Least], context_s: float, shape: Shape) -> float:
+    """A lower bound of the step of these blocks; infinite where their least bytes do not fit.
+
+    Work: the ranks share all micro-batches' least work. Fill: under gpipe and 1f1b stage v works ``m`` times and waits for
+    one pass through the stages before it and back, so ``T >= sum of t[u < v] + m t[v]`` for all v, which the stages meet
+    at best with ``t[v] = t[0] (1 - 1/m)^v``: ``T >= total / (1 - (1 - 1/m)^p)``. Interleaved, the first stage of rank r waits
+    so for r stages of one block or more each; the mean over ranks bounds the slowest. Once a step: at least the mean too.
+    """
+    total = sum(block.count * block.work_s for block in blocks) + shape.stages * context_s
+    if sum(block.count * block.size_bytes for block in blocks) > shape.pipeline * shape.capacity_bytes:
+        return float("inf")
+    count = shape.microbatches
+    pipeline_s = max(total, count * max(block.work_s for block in blocks), count * total / shape.pipeline)
+    if not shape.splits_backward:
+        pipeline_s = max(pipeline_s, count * total / shape.pipeline + _mean_fill(blocks, shape.pipeline))
+    if shape.virtual == 1 and not shape.splits_backward:
+        pipeline_s = max(pipeline_s, total / (1.0 - (1.0 - 1.0 / count) ** shape.pipeline))
+    return pipeline_s + sum(block.count * block.tail_s for block in blocks) / shape.pipeline
