@@ -35,6 +35,11 @@ def render_function(function: Function, *, method: bool, annotations: str = "") 
     return [*lines, *writer.lines, *wrap(f"return {', '.join(outputs)}", 4)]
 
 
+def _scalar(function: Function, name: str) -> str:
+    """A parameter without dims is kept as one element, which FSDP2 can shard."""
+    return "" if name not in function.variables or function.variables[name].type.rank else ".squeeze()"
+
+
 class _Writer:
     """Walks the statements of one function in order."""
 
@@ -43,7 +48,7 @@ class _Writer:
         self.lines: list[str] = []
         self.texts: dict[str, Text] = {name: Text(name) for name in function.variables}
         if method:
-            self.texts |= {name: Text(f"self.{name}") for name in function.attributes}
+            self.texts |= {name: Text(f"self.{name}{_scalar(function, name)}") for name in function.attributes}
         device = f"{function.inputs[0]}.device" if function.inputs else "self.tensor.device"
         self.scope = Scope(self.texts, "batch", device, set())
         self.uses = Counter(name for s in function.statements for name in _reads(s)) + Counter(function.outputs)

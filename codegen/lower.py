@@ -18,6 +18,7 @@ from planner.ir.regions import recompute_regions
 
 _MODULE_NAMES = frozenset({
     "Stage", "ParallelBlock", "CHAIN", "CROSSING", "SHARED", "ALIASES", "INITIAL", "RECIPES", "DECAYS", "CONSTANTS", "HERE",
+    "BUFFERS", "IDLE", "STORED", "StateBuffer",
     "Path", "constant", "weigh", "json", "cache", "decode_constant",
 })
 
@@ -41,12 +42,17 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
         batch=tuple((item.name, item.type, item.role, item.high) for item in graph.batch_inputs),
         loss=chain.variable[graph.loss],
         initialization={parameter.fqn: _typed(parameter) for parameter in graph.parameters},
-        constants={buffer.fqn: (buffer.type, buffer.data) for buffer in graph.buffers},
+        constants=graph.buffers, idle=_idle(graph),
         undecayed=tuple(parameter.fqn for parameter in graph.parameters if not parameter.decay),
         tied={p.fqn: graph.tied_blocks(p.fqn) for p in graph.parameters if len(graph.tied_blocks(p.fqn)) > 1},
         aliases={alias: p.fqn for p in graph.parameters for alias in p.aliases},
         sent=_sent(plan, graph, chain),
     )
+
+
+def _idle(graph: ModelGraph) -> Mapping[str, tuple[int, ...]]:
+    bound = {fqn for block in graph.blocks for _, fqn in block.parameters}
+    return {p.fqn: p.type.sizes(1) for p in graph.parameters if p.fqn not in bound}
 
 
 def _typed(parameter: Parameter) -> tuple[InitStep, ...]:

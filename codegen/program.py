@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from planner.ir.graph import InitStep, Node
+from planner.ir.graph import Buffer, InitStep, Node
 from planner.ir.placement import OpStrategy, Placement
 from planner.ir.plan import Plan
 from planner.ir.types import Dtype, LocalArgument, RankSize, TensorType
@@ -159,7 +159,8 @@ class Cut:
 class Program:
     """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
 
-    ``initialization``: recipe by parameter key; ``sent``: whole type and placement of each variable that crosses a cut.
+    ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
+    ``sent``: whole type and placement of each variable that crosses a cut.
     """
 
     plan: Plan
@@ -174,7 +175,8 @@ class Program:
     batch: tuple[tuple[str, TensorType, str, int], ...]
     loss: str
     initialization: Mapping[str, tuple[InitStep, ...]]
-    constants: Mapping[str, tuple[TensorType, str]]
+    constants: tuple[Buffer, ...]
+    idle: Mapping[str, tuple[int, ...]]
     undecayed: tuple[str, ...]
     tied: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]

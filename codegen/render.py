@@ -29,13 +29,17 @@ def render(program: Program, *, prediction: Prediction | None = None, per_node: 
     }
     recipes = {
         fqn: {"decay": fqn not in program.undecayed, "steps": [[step.op, *step.arguments] for step in steps]}
+        | ({"idle": list(program.idle[fqn])} if fqn in program.idle else {})
         for fqn, steps in program.initialization.items()
     }
     files["initialization.json"] = _table(recipes)
     if program.constants:
         files["constants.json"] = _table({
-            key: {"dtype": type_.dtype, "shape": list(type_.shape), "data": data}
-            for key, (type_, data) in program.constants.items()
+            item.fqn: {
+                "dtype": item.type.dtype, "shape": list(item.type.sizes(1)), "names": list(item.names), "fixed": item.fixed,
+                "data": item.data,
+            }
+            for item in program.constants
         })
     return files
 

@@ -11,9 +11,10 @@ import networkx as nx
 from codegen.bodies import lower_body
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
-from planner.ir.graph import Block, Body, ModelGraph
+from planner.ir.graph import Block, Body, BodyValue, ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy
 from planner.ir.plan import Plan
+from planner.ir.types import Argument, BatchMultiple
 
 _ATTRIBUTES = frozenset({
     "first", "last", "receives", "sends", "units", "forward", "training", "modules", "parameters", "buffers", "children",
@@ -126,8 +127,10 @@ def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]
     nodes = tuple(node for node in body.nodes if node.name in needed)
     inputs = tuple(v for v in body.inputs if v.name in needed)
     buffers = tuple(v for v in body.buffers if v.name in needed)
-    if not inputs and not buffers:
-        inputs = body.inputs[:1]
+    if not inputs and (not buffers or any(_counts_batch(argument) for node in nodes for _, argument in node.arguments)):
+        # The batch size, and the device where nothing else tells it, come from some input.
+        given = graph.batch_inputs[0]
+        inputs = body.inputs[:1] or (BodyValue(given.name, given.type),)
     renames = {v.name: unique(v.name.split(".")[-1], set(used)) for v in buffers}
     whole = Body("context", (*inputs, *buffers), (), (), nodes, tuple(outputs))
     placement = BodyPlacement(
@@ -139,6 +142,12 @@ def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]
     arguments = tuple(value.name for value in inputs)
     constants = tuple((renames[value.name], value.name) for value in buffers)
     return function, ContextCall(name, arguments, constants, (), ())
+
+
+def _counts_batch(argument: Argument) -> bool:
+    if isinstance(argument, tuple):
+        return any(map(_counts_batch, argument))
+    return isinstance(argument, BatchMultiple)
 
 
 def _replicated(node: object) -> NodePlacement:

@@ -8,9 +8,12 @@ A message of n bytes takes ``latency + (n + half) / rate`` (Hockney 1994). Bytes
   a network card: the group's ranks of a node use their cards together, and the slowest level decides the rate;
 - hierarchical all-reduce: reduce-scatter inside, all-reduce of the shard outside, all-gather inside (Jia 2018);
 - double binary trees between nodes (Sanders 2009; NCCL since 2.4): log steps, twice the message on the wire;
+- a torus: each axis is a ring, and all axes carry a part of the message at once (Jouppi 2023, TPU v4, section 2; scaling-book,
+  "How to parallelise", on TPUs);
 - all-to-all: pairwise messages, all posted at once; every level carries its share at the same time.
 
-The quickest algorithm that is valid for a group counts. All-gather and reduce-scatter are rings only, as in NCCL.
+The quickest algorithm that is valid for a group counts. All-gather and reduce-scatter are rings only, as in NCCL;
+over gloo a reduce-scatter is an all-reduce (ProcessGroupGloo.cpp of torch, reduce_scatter_tensor_coalesced).
 """
 
 from __future__ import annotations
@@ -72,6 +75,9 @@ def span_of(cluster: Cluster, size: int, stride: int) -> Span:
 
 def _fewest(size: int, stride: int, domain: int) -> int:
     """Fewest ranks of a group in any domain of ``domain`` ranks that holds one of it."""
+    if domain % stride == 0:
+        each = domain // stride
+        return size % each or min(each, size)
     return min(Counter(index * stride // domain for index in range(size)).values())
 
 
@@ -84,6 +90,8 @@ def collective_s(kind: CollectiveKind, span: Span, size_bytes: float) -> float:
         return _all_reduce_s(span, size_bytes)
     if kind == "all_gather":
         return _ring_s(span, (span.size - 1) * size_bytes, laps=1)
+    if kind == "reduce_scatter" and any(reach.link.reduce_scatter == "all_reduce" for reach in span.reaches):
+        return _all_reduce_s(span, size_bytes)
     if kind == "reduce_scatter":
         return _ring_s(span, (span.size - 1) / span.size * size_bytes, laps=1)
     if kind == "all_to_all":
@@ -104,7 +112,7 @@ def _ring_s(span: Span, wire_bytes: float, laps: int) -> float:
     hops, outside = 0.0, span.size
     for reach in span.reaches:
         domains = ceil(outside / reach.members)
-        hops += (outside - domains) * reach.link.latency_s
+        hops += (reach.members - 1 if reach.link.torus else outside - domains) * reach.link.latency_s
         outside = domains
     return laps * hops + _start_s(span) + wire_bytes / _flat_rate(span)
 
@@ -148,8 +156,11 @@ def _start_s(span: Span) -> float:
 
 
 def _flat_rate(span: Span) -> float:
-    """Bytes/s of one ring through all ranks: a level lends it the links of all ranks in a domain, the smallest counts."""
-    return min(reach.fewest * reach.link.rate(reach.members) for reach in span.reaches)
+    """Bytes/s of one ring through all ranks: a level lends it the links of all ranks in a domain, the smallest counts. The
+    axes of a torus carry their parts at the same time."""
+    rates = [reach.fewest * reach.link.rate(reach.members) for reach in span.reaches if not reach.link.torus]
+    axes = [reach.link.rate(reach.members) for reach in span.reaches if reach.link.torus]
+    return min([*rates, sum(axes)] if axes else rates)
 
 
 def point_to_point_s(cluster: Cluster, stride: int, size_bytes: float, rank: int = 0) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cost_models.schedules import Action, Orders, actions, rank_of_stage, stages_of_rank
+from cost_models.schedules import Action, Orders, actions, rank_of_stage
 
 NOTHING = -1
 
@@ -176,8 +176,39 @@ def simulate(
     graph = _graph(name, pipeline, virtual, microbatches)
     if len(times) != pipeline * virtual or len(send_s) < pipeline * virtual:
         raise ValueError(f"{pipeline * virtual} virtual stages need as many times and sends")
-    durations = [_duration(stage, kind) for stage in times for kind in _KINDS]
-    sends = [0.0, *send_s[1:]]
+    durations, sends = _durations(times), [0.0, *send_s[1:]]
+    ends = _ends(graph, durations, sends)
+    busy = tuple(sum(durations[graph.cost[at]] for at in positions) for positions in graph.positions)
+    return Timeline(
+        total_s=max(ends),
+        busy_s=busy,
+        critical_path=_path_to(graph, ends, sends, pipeline * virtual, max(range(len(ends)), key=ends.__getitem__)),
+        orders=actions(name, pipeline, virtual, microbatches),
+        ends_s=tuple(tuple(ends[at] for at in positions) for positions in graph.positions),
+        times=tuple(times),
+    )
+
+
+def longest_paths(
+    name: str, pipeline: int, virtual: int, microbatches: int, times: Sequence[StageTimes], send_s: Sequence[float], most: int
+) -> tuple[float, list[CriticalPath]]:
+    """Seconds of a step, as :func:`simulate` says, and the longest paths to the last actions of ``most`` ranks, the critical
+    one among them. Any path's length is a lower bound under any times, so an optimiser gains from more than one."""
+    graph = _graph(name, pipeline, virtual, microbatches)
+    durations, sends = _durations(times), [0.0, *send_s[1:]]
+    ends = _ends(graph, durations, sends)
+    last = sorted((positions[-1] for positions in graph.positions), key=ends.__getitem__, reverse=True)
+    chosen = last[:1] + last[1 :: max(1, (len(last) - 1) // max(1, most - 1))][: most - 1]
+    paths = [_path_to(graph, ends, sends, pipeline * virtual, at) for at in chosen]
+    return ends[last[0]], list(dict.fromkeys(paths))
+
+
+def _durations(times: Sequence[StageTimes]) -> list[float]:
+    return [_duration(stage, kind) for stage in times for kind in _KINDS]
+
+
+def _ends(graph: _Graph, durations: Sequence[float], sends: Sequence[float]) -> list[float]:
+    """When each action ends."""
     ends: list[float] = []
     for cost, before, source, cut in zip(graph.cost, graph.before, graph.source, graph.cut, strict=True):
         start = ends[before] if before >= 0 else 0.0
@@ -186,21 +217,12 @@ def simulate(
             if arrival > start:
                 start = arrival
         ends.append(start + durations[cost])
-    busy = tuple(sum(durations[graph.cost[at]] for at in positions) for positions in graph.positions)
-    return Timeline(
-        total_s=max(ends),
-        busy_s=busy,
-        critical_path=_critical_path(graph, ends, sends, pipeline * virtual),
-        orders=actions(name, pipeline, virtual, microbatches),
-        ends_s=tuple(tuple(ends[at] for at in positions) for positions in graph.positions),
-        times=tuple(times),
-    )
+    return ends
 
 
-def _critical_path(graph: _Graph, ends: Sequence[float], sends: Sequence[float], stages: int) -> CriticalPath:
-    """Back from the action that ends last, always through what its start waited for."""
+def _path_to(graph: _Graph, ends: Sequence[float], sends: Sequence[float], stages: int, at: int) -> CriticalPath:
+    """Back from an action, always through what its start waited for."""
     forward, inputs, weights, transfers = ([0] * stages for _ in range(4))
-    at = max(range(len(ends)), key=ends.__getitem__)
     while at != NOTHING:
         action = graph.actions[at]
         if action.kind == "F":
@@ -216,49 +238,3 @@ def _critical_path(graph: _Graph, ends: Sequence[float], sends: Sequence[float],
         else:
             at = before
     return CriticalPath(tuple(forward), tuple(inputs), tuple(weights), tuple(transfers))
-
-
-def in_flight(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[int, ...]:
-    """Per pipeline rank, the most (stage, micro-batch) pairs whose activations are kept at once."""
-    profiles = live_profiles(name, pipeline, virtual, microbatches)
-    return tuple(max(sum(vector) for vector in rank) for rank in profiles)
-
-
-@lru_cache(maxsize=256)
-def live_profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Per pipeline rank, the Pareto-maximal counts of micro-batches kept alive by each of its virtual stages (in
-    :func:`~cost_models.schedules.stages_of_rank` order). A micro-batch lives from its forward until its backward, or
-    until its weight gradient where the backward is split. The order on a rank is fixed, so this holds whatever the
-    times: the rank's peak is the maximum over the vectors of the counts times the stages' activation bytes."""
-    result = []
-    for rank, order in enumerate(actions(name, pipeline, virtual, microbatches)):
-        stages = stages_of_rank(name, pipeline, virtual, rank)
-        result.append(_maximal(_peaks(order, stages)))
-    return tuple(result)
-
-
-def _peaks(order: Sequence[Action], stages: Sequence[int]) -> set[tuple[int, ...]]:
-    """Every count vector just before something is released."""
-    slot = {stage: index for index, stage in enumerate(stages)}
-    live = [0] * len(stages)
-    peaks: set[tuple[int, ...]] = set()
-    grown = False
-    for action in order:
-        if action.kind == "F":
-            live[slot[action.stage]] += 1
-            grown = True
-        elif action.kind in "BW":
-            if grown:
-                peaks.add(tuple(live))
-                grown = False
-            live[slot[action.stage]] -= 1
-    return peaks
-
-
-def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    def dominated(vector: tuple[int, ...]) -> bool:
-        return any(
-            other != vector and all(theirs >= mine for theirs, mine in zip(other, vector, strict=True)) for other in vectors
-        )
-
-    return tuple(sorted(vector for vector in vectors if not dominated(vector)))

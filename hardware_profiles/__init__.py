@@ -1,7 +1,8 @@
-"""Hardware profiles: one YAML a cluster, every number with unit, kind and source; SI past the reader."""
+"""Hardware profiles: one YAML a cluster and an engine, every number with unit, kind and source; SI past the reader."""
 
 from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
+from hardware_profiles.engine import Engine, engine, engine_names
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.reader import profile_names
 from hardware_profiles.resolve import ProfileRow, cluster_from_yaml, cluster_to_yaml, describe, resolve_cluster
@@ -10,6 +11,7 @@ __all__ = [
     "Chip",
     "Cluster",
     "EfficiencyCurve",
+    "Engine",
     "Level",
     "Link",
     "ProfileFormatError",
@@ -17,6 +19,8 @@ __all__ = [
     "cluster_from_yaml",
     "cluster_to_yaml",
     "describe",
+    "engine",
+    "engine_names",
     "profile_names",
     "resolve_cluster",
 ]

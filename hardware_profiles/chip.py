@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hardware_profiles.errors import ProfileFormatError
 
@@ -35,10 +35,15 @@ class EfficiencyCurve:
 class Chip:
     """One accelerator. Bytes, bytes/s, FLOP/s (dense) and seconds; dtypes by torch's names.
 
-    ``attention_forward``, ``attention_backward``: share of the peak of fused attention; ``memory_efficiency`` and
+    ``attention_forward``, ``attention_backward``: share of the peak that the best fused attention reaches with heads of 128;
+    ``attention_portable``: what a kernel without the chip's newest instructions reaches of that; ``memory_efficiency`` and
     ``memory_half_bytes``: share of the memory bandwidth that a streaming kernel reaches, and the bytes at half of it;
     ``launch_s``: what starting one kernel costs; ``reserve_bytes``: context, communication buffers and allocator slack;
-    ``training_dtype``: what a job computes in unless it says otherwise.
+    ``training_dtype``: what a job computes in unless it says otherwise. ``attention_half_head``: head size whose softmax costs
+    fused attention as much as its products (None: that of GPUs); ``attention_tile``: keys that causal attention computes at
+    once; ``hook_s``: what ZeRO's hooks add to one pass of one block where the host is the device; ``functions``: seconds an
+    element of operations that are bound by arithmetic (``gelu``, ``gelu_backward``...), where that can be more than their
+    traffic.
     """
 
     name: str
@@ -53,6 +58,11 @@ class Chip:
     launch_s: float
     reserve_bytes: int
     training_dtype: str = "bfloat16"
+    attention_half_head: float | None = None
+    attention_tile: int = 1
+    hook_s: float = 0.0
+    functions: Mapping[str, float] = field(default_factory=dict)
+    attention_portable: float = 1.0
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s of ``dtype``; a dtype that the chip has no rate for raises :class:`ProfileFormatError`."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from hardware_profiles.chip import Chip
 
@@ -16,7 +17,9 @@ class Link:
 
     ``efficiency``: share of ``bandwidth_bytes_s`` that large messages reach; ``half_bytes``: bytes on the wire of one
     call at which the call reaches half of that; ``latency_s``: one step between two accelerators;
-    ``peer_bytes_s``: what reaches any one peer (less than the whole where accelerators are wired pair by pair).
+    ``peer_bytes_s``: what reaches any one peer (less than the whole where accelerators are wired pair by pair);
+    ``reduce_scatter``: how the library makes it (gloo: an all-reduce of which each rank keeps its part);
+    ``torus``: one axis of a torus, whose axes carry a collective at the same time.
     """
 
     name: str
@@ -25,6 +28,8 @@ class Link:
     efficiency: float
     half_bytes: float
     peer_bytes_s: float
+    reduce_scatter: Literal["ring", "all_reduce"] = "ring"
+    torus: bool = False
 
     @property
     def start_s(self) -> float:

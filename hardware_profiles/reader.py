@@ -19,11 +19,13 @@ from hardware_profiles.units import to_si
 _DIMENSIONS = {
     "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
     "half_dim": "elements", "tile": "elements", "attention_forward": "ratio", "attention_backward": "ratio",
+    "attention_portable": "ratio",
     "memory_efficiency": "ratio", "memory_half": "bytes", "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
-    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes",
+    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "functions": "s/element",
+    "attention_half_head": "elements", "attention_tile": "elements", "hook": "s",
 }  # fmt: skip
-_SHARES = {"maximum", "attention_forward", "attention_backward", "memory_efficiency", "efficiency"}
-_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "bandwidth", "peer_bandwidth"}
+_SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "efficiency"}
+_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth"}
 
 
 def profile_names() -> tuple[str, ...]:
@@ -37,6 +39,25 @@ def profile_text(name: str) -> str:
     if name not in profile_names():
         raise ProfileFormatError("cluster", f"unknown profile {name!r}", f"use one of {', '.join(profile_names())}")
     return (resources.files("hardware_profiles") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def profile_content(name: str) -> dict[str, Any]:
+    """The mapping of a packaged profile, its chip filled in."""
+    return with_chip(parse_yaml(profile_text(name), name), name)
+
+
+def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Where a profile's ``chip`` is the name of a file in ``chips/``: that chip, and its links inside the profile's own."""
+    chip = content.get("chip")
+    if not isinstance(chip, str):
+        return dict(content)
+    folder = resources.files("hardware_profiles") / "chips"
+    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    if chip not in names:
+        raise ProfileFormatError(f"{where}: chip", f"unknown chip {chip!r}", f"use one of {', '.join(names)}")
+    found = parse_yaml((folder / f"{chip}.yaml").read_text(encoding="utf-8"), chip)
+    links = merge(found.pop("links", {}), content.get("links", {}))
+    return {**content, "chip": found, "links": links}
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -93,14 +114,14 @@ def _check(path: str, quantity: Quantity, where: str) -> None:
         raise ProfileFormatError(f"{where}: {path}", f"{value} is above 1", "a share is between 0 and 1")
     if field in _POSITIVE and value <= 0:
         raise ProfileFormatError(f"{where}: {path}", f"{value} is not positive", "give a number above 0")
-    if field == "tile" and value != int(value):
+    if field in ("tile", "attention_tile") and value != int(value):
         raise ProfileFormatError(f"{where}: {path}", f"{value} is no whole number", "a tile is a number of elements")
 
 
 def _field(path: str) -> str:
-    """``chip.peak.bfloat16`` is a ``peak``; any other path ends in its field."""
+    """``chip.peak.bfloat16`` is a ``peak``, ``chip.functions.gelu`` a function; any other path ends in its field."""
     parts = path.split(".")
-    return "peak" if parts[-2] == "peak" else parts[-1]
+    return parts[-2] if parts[-2] in ("peak", "functions") else parts[-1]
 
 
 def quantities(document: ProfileDocument) -> Iterator[tuple[str, Quantity]]:
@@ -139,6 +160,8 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
             efficiency=si[f"{at}.efficiency"],
             half_bytes=si[f"{at}.half_message"],
             peer_bytes_s=si.get(f"{at}.peer_bandwidth", si[f"{at}.bandwidth"]),
+            reduce_scatter=link.reduce_scatter,
+            torus=link.torus,
         )
         levels.append(Level(name, size, spec))
     if levels[-1].size < devices:
@@ -170,6 +193,11 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
         launch_s=si["chip.launch"],
         reserve_bytes=round(si["chip.reserve"]),
         training_dtype=document.chip.training_dtype,
+        attention_half_head=si.get("chip.attention_half_head"),
+        attention_tile=round(si.get("chip.attention_tile", 1)),
+        hook_s=si.get("chip.hook", 0.0),
+        functions={name: si[f"chip.functions.{name}"] for name in document.chip.functions},
+        attention_portable=si.get("chip.attention_portable", 1.0),
     )
 
 
@@ -185,5 +213,5 @@ def read_file(path: Path) -> tuple[ProfileDocument, str]:
         base = content.pop("base")
         if not isinstance(base, str):
             raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
-        content = merge({**parse_yaml(profile_text(base), base), "name": path.stem}, content)
-    return read_document(content, where), where
+        content = merge({**profile_content(base), "name": path.stem}, content)
+    return read_document(with_chip(content, where), where), where

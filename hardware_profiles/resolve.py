@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Cluster
 from hardware_profiles.errors import ProfileFormatError
-from hardware_profiles.reader import build_cluster, parse_yaml, profile_text, quantities, read_document, read_file
+from hardware_profiles.reader import (
+    build_cluster,
+    parse_yaml,
+    profile_content,
+    profile_text,
+    quantities,
+    read_document,
+    read_file,
+)
 from hardware_profiles.schema import ProfileDocument
 
 _FORM = "write PROFILE:NODES, PROFILE:NODESxDEVICES or a YAML file"
@@ -37,7 +47,7 @@ def resolve_cluster(spec: str) -> Cluster:
         if not counts and ":" not in spec:
             profile_text(spec)
             raise ProfileFormatError("cluster", f"{spec!r} does not say how many nodes", _FORM)
-        document, where = read_document(parse_yaml(profile_text(head), head), head), "cluster"
+        document, where = read_document(profile_content(head), head), "cluster"
     nodes, devices = _counts(counts, spec) if head != spec else (_nodes(document, where), None)
     devices = document.devices_per_node if devices is None else devices
     if devices > document.devices_per_node:
@@ -57,8 +67,11 @@ def _counts(counts: str, spec: str) -> tuple[int, int | None]:
 
 
 def describe(name: str) -> tuple[ProfileRow, ...]:
-    """Every number of a packaged profile, in the units of its file."""
-    document = read_document(parse_yaml(profile_text(name), name), name)
+    """Every number of a packaged profile, or of a profile's YAML file, in the units of its file."""
+    if name.endswith((".yaml", ".yml")):
+        document, _ = read_file(Path(name))
+    else:
+        document = read_document(profile_content(name), name)
     return tuple(ProfileRow(path, q.value, q.unit, q.kind, q.source) for path, q in quantities(document))
 
 
@@ -88,6 +101,8 @@ def cluster_to_yaml(cluster: Cluster) -> str:
             "latency": quantity(f"links.{level.name}.latency", level.link.latency_s, "s"),
             "efficiency": quantity(f"links.{level.name}.efficiency", level.link.efficiency, "ratio"),
             "half_message": quantity(f"links.{level.name}.half_message", level.link.half_bytes, "B"),
+            "reduce_scatter": level.link.reduce_scatter,
+            "torus": level.link.torus,
         }
         for level in cluster.levels
     }
@@ -104,14 +119,32 @@ def cluster_to_yaml(cluster: Cluster) -> str:
             "gemm": {dtype: curve(dtype) for dtype in chip.gemm},
             "attention_forward": quantity("chip.attention_forward", chip.attention_forward, "ratio"),
             "attention_backward": quantity("chip.attention_backward", chip.attention_backward, "ratio"),
+            "attention_portable": quantity("chip.attention_portable", chip.attention_portable, "ratio"),
             "memory_efficiency": quantity("chip.memory_efficiency", chip.memory_efficiency, "ratio"),
             "memory_half": quantity("chip.memory_half", chip.memory_half_bytes, "B"),
             "launch": quantity("chip.launch", chip.launch_s, "s"),
             "reserve": quantity("chip.reserve", chip.reserve_bytes, "B"),
+            **_seldom_given(chip, quantity),
         },
         "links": links,
     }
     return yaml.safe_dump(content, sort_keys=False, width=120)
+
+
+def _seldom_given(chip: Chip, quantity: Callable[[str, float, str], dict[str, object]]) -> dict[str, object]:
+    """The numbers that a profile may leave out, where this one has them."""
+    numbers: dict[str, object] = {}
+    if chip.attention_half_head is not None:
+        numbers["attention_half_head"] = quantity("chip.attention_half_head", chip.attention_half_head, "elements")
+    if chip.attention_tile > 1:
+        numbers["attention_tile"] = quantity("chip.attention_tile", chip.attention_tile, "elements")
+    if chip.hook_s:
+        numbers["hook"] = quantity("chip.hook", chip.hook_s, "s")
+    if chip.functions:
+        numbers["functions"] = {
+            name: quantity(f"chip.functions.{name}", seconds, "s/element") for name, seconds in chip.functions.items()
+        }
+    return numbers
 
 
 def cluster_from_yaml(text: str, where: str = "cluster") -> Cluster:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal["datasheet", "measured", "fitted"]
-Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8"]
+Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8", "float4"]
 
 
 class _Strict(BaseModel):
@@ -43,10 +43,15 @@ class ChipDocument(_Strict):
     gemm: Annotated[dict[Dtype, CurveDocument], Field(min_length=1)]
     attention_forward: Quantity
     attention_backward: Quantity
+    attention_portable: Quantity | None = None
     memory_efficiency: Quantity
     memory_half: Quantity
     launch: Quantity
     reserve: Quantity
+    attention_half_head: Quantity | None = None
+    attention_tile: Quantity | None = None
+    hook: Quantity | None = None
+    functions: dict[str, Quantity] = {}
 
 
 class LinkDocument(_Strict):
@@ -60,6 +65,8 @@ class LinkDocument(_Strict):
     latency: Quantity
     efficiency: Quantity
     half_message: Quantity
+    torus: bool = False
+    reduce_scatter: Literal["ring", "all_reduce"] = "ring"
 
 
 class ProfileDocument(_Strict):

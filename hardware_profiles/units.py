@@ -18,6 +18,7 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
     "ratio": {"ratio": 1.0, "percent": 0.01},
     "elements": {"elements": 1.0},
+    "s/element": {"s/element": 1.0, "ns/element": 1e-9},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,12 @@ def save(compiled: Compiled, path: Path) -> str:
     except OSError as error:
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", "give -o a path that is writable") from error
     return text
+
+
+def copy_beside(source: Path, target: Path) -> None:
+    """Put what belongs to the plan ``source`` beside its copy ``target``. Raises OSError where that cannot be written."""
+    for name in (graph_path, cluster_path):
+        shutil.copyfile(name(source), name(target))
 
 
 def read(path: Path) -> Bundle:

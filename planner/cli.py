@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.commands.profile import profile
+from planner.commands.rehearse import rehearse
+from planner.commands.validate import validate
+from planner.commands.why import why
 from planner.ir.errors import InternalError, JobError, ShardwrightError
 from planner.ir.plan import Prediction
 
 if TYPE_CHECKING:
     from planner.bundle import Bundle
+    from planner.compile import Compiled
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -56,9 +62,18 @@ def plan(
     seq: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or fp64 (default: the chip's own).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="K=V: a keyword argument of the callable.")] = None,
-    pin: Annotated[list[str] | None, typer.Option(help="K=V: fix a decision (tensor=8, recompute=full, ...).")] = None,
+    pin: Annotated[list[str] | None, typer.Option(
+        help="Limit a decision: tensor=8, 'pipeline<=4', 'recompute in [none,selective]', 'layers.*: zero=3'.")] = None,
+    forbid: Annotated[list[str] | None, typer.Option(help="Forbid a combination: 'schedule=zbv, tensor>=4'.")] = None,
+    headroom: Annotated[str | None, typer.Option(help="Memory of every device that is kept free: 10% or 4GiB.")] = None,
+    objective: Annotated[str | None, typer.Option(help="time (default), memory, or devices: the fewest.")] = None,
+    within: Annotated[str | None, typer.Option(help="Least memory within this part of the best time: 10%.")] = None,
+    max_step_s: Annotated[float | None, typer.Option(help="What the fewest devices must reach, in seconds.")] = None,
+    min_tokens_per_s: Annotated[float | None, typer.Option(help="What the fewest devices must reach.")] = None,
+    top: Annotated[int, typer.Option(help="So many of the best plans: plan.yaml, plan.2.yaml, ...")] = 1,
+    pareto: Annotated[bool, typer.Option("--pareto", help="The front between time and memory.")] = False,
     gap: Annotated[float, typer.Option(help="Stop within this part of the optimum.")] = 0.001,
-    time_limit: Annotated[float, typer.Option(help="Seconds of solving; the honest gap is reported.")] = 20.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds of each solve; the honest gap is reported.")] = 20.0,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")] = Path("plan.yaml"),
     json_: Json = False,
 ) -> None:
@@ -66,11 +81,12 @@ def plan(
     start = time.perf_counter()
     from planner.bundle import Bundle, check_output, save
     from planner.compile import compile_job
-    from planner.job import make_job
+    from planner.job import Goal, make_job
 
     job = make_job(
         model, cluster=cluster, batch=batch, sequence=seq, precision=precision, settings=set_ or [], pins=pin or [],
-        gap=gap, time_limit_s=time_limit,
+        forbidden=forbid or [], headroom=headroom, gap=gap, time_limit_s=time_limit,
+        goal=Goal(objective, within, max_step_s, min_tokens_per_s, top, pareto),
     )
     check_output(output)
     compiled = compile_job(job, _progress)
@@ -79,7 +95,10 @@ def plan(
     bundle = Bundle(
         output, text, result.plan, compiled.graph, compiled.cluster, result.prediction, result.certificate
     )
-    _print(bundle, seconds, json_)
+    extra = _others(compiled, output)
+    _print(bundle, seconds, json_, extra)
+    for line in _lines(extra) if extra and not json_ else ():
+        print(line)
     _progress(f"wrote {output}")
 
 
@@ -105,7 +124,7 @@ def emit(
 ) -> None:
     """Turn a plan into a readable program that torchrun runs with torch alone."""
     from codegen import emit as emit_program
-    from planner.bundle import read
+    from planner.bundle import copy_beside, read
 
     bundle = read(path)
     if not bundle.prediction.fits:
@@ -116,10 +135,17 @@ def emit(
             bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,
             per_node=cluster.devices_per_node,
         )
+        copy_beside(path, output / "plan.yaml")
     except OSError as error:
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
     start = f"torchrun --nproc-per-node {cluster.devices} {output / 'train.py'}"
     _progress(f"wrote {output}; run: {start if cluster.nodes == 1 else f'{output}/launch.sh on each of {cluster.nodes} nodes'}")
+
+
+app.command()(profile)
+app.command()(rehearse)
+app.command()(why)
+app.command()(validate)
 
 
 @app.command()
@@ -165,11 +191,40 @@ def _inspect(path: Path, json_: bool) -> Prediction:
     return bundle.prediction
 
 
-def _print(bundle: Bundle, seconds: dict[str, float], json_: bool) -> None:
+def _others(compiled: Compiled, output: Path) -> dict[str, Any]:
+    """Write the other plans beside the first; what JSON says of them and of the objective."""
+    from planner.bundle import save
+    from planner.report import alternative
+
+    extra: dict[str, Any] = {"objective": dict(compiled.facts)} if compiled.facts else {}
+    for rank, result in enumerate(compiled.alternatives, 2):
+        path = output.with_suffix(f".{rank}{output.suffix}")
+        save(replace(compiled, result=result), path)
+        extra.setdefault("alternatives", []).append(alternative(result, path))
+    return extra
+
+
+def _lines(extra: dict[str, Any]) -> Iterator[str]:
+    """The other plans and the objective, a line each."""
+    from planner.show import seconds, size
+
+    yield ""
+    for other in extra.get("alternatives", ()):
+        mesh, predicted = other["mesh"], other["predicted"]
+        yield (
+            f"{other['path']}: {seconds(predicted['step_s'])} a step, {size(predicted['peak_memory_bytes'])};"
+            f" pipeline {mesh['pipeline']} x data {mesh['data']} x tensor {mesh['tensor']}, {other['schedule']['name']},"
+            f" micro-batch {other['batch']['micro']}; at most {other['search']['optimality_gap']:.3%} from the best one left"
+        )
+    for name, value in extra.get("objective", {}).items():
+        yield f"{name.replace('_', ' ')}: {value}"
+
+
+def _print(bundle: Bundle, seconds: dict[str, float], json_: bool, extra: dict[str, Any] | None = None) -> None:
     if json_:
         from planner.report import report
 
-        print(json.dumps(report(bundle, seconds), allow_nan=False))
+        print(json.dumps({**report(bundle, seconds), **(extra or {})}, allow_nan=False))
         return
     from planner.show import console, render
 

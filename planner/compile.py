@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
+from planner.clusters import Resize, resize_of, resized
+from planner.constraints import Constraints
 from planner.evaluate import DTYPES
+from planner.fitting import fitted
 from planner.ir.errors import JobError, PinError, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Precision
 from planner.job import Job
-from planner.search import Pins, Request, SearchResult, parse_pins, search
+from planner.objectives import pursue, told
+from planner.remedies import explain, retold
+from planner.search import Request, SearchResult, search
+from planner.search.refusal import MemoryTooSmall
 from planner.trace import load_model, trace_model
 
 SAMPLES_PER_DEVICE = 8  # The default global batch, where none is given.
@@ -23,21 +31,23 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A planned job: everything that `plan` writes down."""
+    """A planned job: everything that `plan` writes down. ``cluster``: the part of the job's that the plan uses;
+    ``alternatives``: other plans that were asked for; ``facts``: what is known of the objective beside the plan."""
 
     graph: ModelGraph
     cluster: Cluster
     result: SearchResult
     trace_s: float
+    alternatives: tuple[SearchResult, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compile_job(job: Job, progress: Progress) -> Compiled:
     """Plan a job. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
-    pins = parse_pins(job.pins)
     cluster = load_cluster(job.cluster)
     precision = choose_precision(job.precision, cluster)
     batch = job.batch if job.batch is not None else SAMPLES_PER_DEVICE * cluster.devices
-    check_pins(pins, cluster.devices, batch)
+    check_pins(job.constraints, cluster.devices, batch)
     if job.batch is None:
         progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
     source = load_model(job.model, job.settings, job.sequence)
@@ -48,8 +58,20 @@ def compile_job(job: Job, progress: Progress) -> Compiled:
     for warning in graph.warnings:
         progress(f"warning: {warning}")
     progress(f"{graph.parameter_count:,} parameters, {len(graph.blocks)} blocks of {len(graph.bodies)} kinds; solving")
-    request = Request(batch, graph.sequence, precision, pins, job.gap, job.time_limit_s, job.optimizer)
-    return Compiled(graph, cluster, search(graph, cluster, request), trace_s)
+    request = Request(batch, graph.sequence, precision, job.constraints, job.gap, job.time_limit_s, job.optimizer)
+    resize = resize_of(job.cluster)
+    found = pursue(job.objective, graph, cluster, request, partial(solve, resize=resize), progress, resize)
+    return Compiled(graph, found.cluster, found.result, trace_s, found.alternatives, found.facts)
+
+
+def solve(
+    graph: ModelGraph, cluster: Cluster, request: Request, progress: Progress, *, resize: Resize = resized
+) -> SearchResult:
+    """Search, and where nothing fits find out why and what would help. Raises PinError or NoPlanFits."""
+    try:
+        return told(fitted(search, graph, cluster, request), cluster, request)
+    except MemoryTooSmall as refusal:
+        raise retold(explain(refusal, graph, cluster, request, progress, resize), refusal) from refusal
 
 
 def load_cluster(spec: str) -> Cluster:
@@ -71,21 +93,24 @@ def choose_precision(asked: Precision | None, cluster: Cluster) -> Precision:
     return asked
 
 
-def check_pins(pins: Pins, devices: int, batch: int) -> None:
+def check_pins(constraints: Constraints, devices: int, batch: int) -> None:
     """Refuse degrees that cannot divide the devices or the batch, before anything is traced. Raises PinError."""
-    axes = {name: getattr(pins, name) for name in ("pipeline", "data", "tensor") if getattr(pins, name) is not None}
+    pinned = {name: constraints.degree(name) for name in ("pipeline", "data", "tensor", "microbatch")}
+    where = {condition.name: condition.field for condition in constraints.conditions}
+    axes = {name: degree for name, degree in pinned.items() if degree is not None and name != "microbatch"}
     for name, degree in axes.items():
         if devices % degree:
             fitting = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
-            raise PinError(f"--pin {name}", f"{degree} does not divide the {devices} devices", f"one of {fitting}")
+            raise PinError(where[name], f"{degree} does not divide the {devices} devices", f"one of {fitting}")
     product = math.prod(axes.values())
     if devices % product or (len(axes) == 3 and product != devices):
         factors = " x ".join(f"{name}={degree}" for name, degree in axes.items())
         right = "a product that is theirs" if len(axes) == 3 else "a product that divides them"
-        raise PinError(f"--pin {next(reversed(axes))}", f"{factors} = {product} does not fit the {devices} devices", right)
-    samples = (pins.data or 1) * (pins.microbatch or 1)
+        raise PinError(where[next(reversed(axes))], f"{factors} = {product} does not fit the {devices} devices", right)
+    data, micro = pinned["data"], pinned["microbatch"]
+    samples = (data or 1) * (micro or 1)
     if batch % samples:
-        name = "data" if batch % (pins.data or 1) else "microbatch"
-        factors = " x ".join(f"{n}={getattr(pins, n)}" for n in ("data", "microbatch") if getattr(pins, n) is not None)
+        name = "data" if batch % (data or 1) else "microbatch"
+        factors = " x ".join(f"{n}={pinned[n]}" for n in ("data", "microbatch") if pinned[n] is not None)
         wrong = f"{factors} does not divide the batch of {batch}"
-        raise PinError(f"--pin {name}", wrong, f"another degree, or --batch {-(-batch // samples) * samples}")
+        raise PinError(where[name], wrong, f"another degree, or --batch {-(-batch // samples) * samples}")

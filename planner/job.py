@@ -10,6 +10,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from planner.constraints import Constraints
+from planner.constraints_conflicts import check_contradictions
+from planner.constraints_text import parse_constraints, parse_section
 from planner.fields import Number, Record, first_problem, parse_mapping
 from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
@@ -17,10 +20,27 @@ from planner.ir.plan import OptimizerSettings, Precision
 Setting = bool | int | float | str | None
 
 
+ObjectiveName = Literal["time", "memory", "devices"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What `best` means. ``within``: part of the best step that least memory may cost more (None: any); ``max_step_s`` or
+    ``min_tokens_per_s``: what the fewest devices must reach; ``top``: how many plans; ``pareto``: the front between time and
+    memory."""
+
+    name: ObjectiveName = "time"
+    within: float | None = None
+    max_step_s: float | None = None
+    min_tokens_per_s: float | None = None
+    top: int = 1
+    pareto: bool = False
+
+
 @dataclass(frozen=True)
 class Job:
     """``batch``: global batch in samples (None: eight a device). ``sequence``: None leaves it to the model.
-    ``precision``: None picks the cluster's best training dtype. ``pins``: ``K=V`` texts."""
+    ``precision``: None picks the cluster's best training dtype. ``constraints``: of the file and the flags together."""
 
     model: str
     cluster: str
@@ -28,10 +48,11 @@ class Job:
     sequence: int | None = None
     precision: Precision | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    pins: tuple[str, ...] = ()
+    constraints: Constraints = field(default_factory=Constraints)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     gap: float = 0.001
     time_limit_s: float | None = None
+    objective: Objective = field(default_factory=Objective)
 
 
 _DEFAULTS = OptimizerSettings()
@@ -49,6 +70,30 @@ class _Optimizer(Record):
     warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0)
 
 
+Scalar = bool | int | str
+
+
+class _Constraints(Record):
+    """Limits of decisions: a value, ``"<= 8"``, or a list of values; ``layers``: by glob over the layers' names; ``forbid``:
+    combinations that no plan may have; ``headroom``: memory kept free."""
+
+    pipeline: Scalar | list[Scalar] | None = None
+    data: Scalar | list[Scalar] | None = None
+    context: Scalar | list[Scalar] | None = None
+    expert: Scalar | list[Scalar] | None = None
+    tensor: Scalar | list[Scalar] | None = None
+    microbatch: Scalar | list[Scalar] | None = None
+    virtual: Scalar | list[Scalar] | None = None
+    schedule: Scalar | list[Scalar] | None = None
+    recompute: Scalar | list[Scalar] | None = None
+    zero: Scalar | list[Scalar] | None = None
+    zero_group: Scalar | list[Scalar] | None = None
+    sequence_parallel: Scalar | list[Scalar] | None = None
+    layers: dict[str, dict[str, Scalar | list[Scalar]]] | None = None
+    forbid: list[dict[str, Scalar | list[Scalar]]] | None = None
+    headroom: str | None = None
+
+
 class _JobFile(Record):
     """The schema of JOB.yaml."""
 
@@ -59,7 +104,11 @@ class _JobFile(Record):
     precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     set: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     optimizer: _Optimizer = Field(default_factory=_Optimizer)
-    constraints: dict[str, bool | int | str] = Field(default_factory=dict)
+    constraints: _Constraints = Field(default_factory=_Constraints)
+    objective: ObjectiveName | None = None
+    within: str | Number | None = None
+    max_step_s: Number | None = Field(default=None, gt=0)
+    min_tokens_per_s: Number | None = Field(default=None, gt=0)
 
 
 def job_schema() -> dict[str, Any]:
@@ -108,6 +157,18 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
     return settings
 
 
+@dataclass(frozen=True)
+class Goal:
+    """The flags about what `best` means, as they were given."""
+
+    objective: str | None = None
+    within: str | None = None
+    max_step_s: float | None = None
+    min_tokens_per_s: float | None = None
+    top: int = 1
+    pareto: bool = False
+
+
 def make_job(
     model: str,
     *,
@@ -116,11 +177,14 @@ def make_job(
     sequence: int | None,
     precision: str | None,
     settings: Sequence[str],
-    pins: Sequence[str],
+    pins: Sequence[str] = (),
+    forbidden: Sequence[str] = (),
+    headroom: str | None = None,
     gap: float,
     time_limit_s: float | None,
+    goal: Goal | None = None,
 ) -> Job:
-    """Combine a model or JOB.yaml with flags, which override it. Raises JobError."""
+    """Combine a model or JOB.yaml with flags, which override it. Raises JobError or PinError."""
     given = parse_settings(settings)
     if not gap >= 0:
         raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
@@ -130,14 +194,14 @@ def make_job(
         path = Path(model)
         file = read_job_file(path)
         model_spec = _relative_to(path, file.model)
-        constraints = tuple(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in file.constraints.items())
+        constraints = parse_section(file.constraints.model_dump(exclude_none=True), f"{path}: constraints")
     else:
-        file, model_spec, constraints = _JobFile(model=model), model, ()
+        file, model_spec, constraints = _JobFile(model=model), model, Constraints()
+    constraints = constraints.replacing(parse_constraints(pins, forbidden, headroom))
+    check_contradictions(constraints)
     cluster = cluster if cluster is not None else file.cluster and _cluster_of(Path(model), file.cluster)
     if cluster is None:
         raise JobError("--cluster", "is missing", "for example --cluster dgx-h100:32 (see `shardwright hardware`)")
-    pinned = {text.partition("=")[0] for text in pins}
-    kept = tuple(text for text in constraints if text.partition("=")[0] not in pinned)
     return Job(
         model=model_spec,
         cluster=cluster,
@@ -145,11 +209,55 @@ def make_job(
         sequence=_positive("--seq", sequence if sequence is not None else file.seq),
         precision=_precision(precision) or file.precision,
         settings={**file.set, **given},
-        pins=(*kept, *pins),
+        constraints=constraints,
         optimizer=OptimizerSettings(**file.optimizer.model_dump()),
         gap=gap,
         time_limit_s=time_limit_s,
+        objective=_objective(file, goal or Goal()),
     )
+
+
+def _objective(file: _JobFile, goal: Goal) -> Objective:
+    """The file's objective and the flags', which override it. Raises JobError for what does not go together."""
+    name = _objective_name(goal.objective) or file.objective or "time"
+    within = goal.within if goal.within is not None else file.within
+    step_s, tokens = goal.max_step_s, goal.min_tokens_per_s
+    if step_s is None and tokens is None:
+        step_s, tokens = file.max_step_s, file.min_tokens_per_s
+    for flag, value in (("--max-step-s", step_s), ("--min-tokens-per-s", tokens)):
+        if value is not None and not value > 0:
+            raise JobError(flag, f"is {value}", "give a positive number")
+    if (step_s is None) == (tokens is None) if name == "devices" else (step_s is not None or tokens is not None):
+        wrong = "needs one target" if name == "devices" else "has no use for --max-step-s and --min-tokens-per-s"
+        raise JobError(f"--objective {name}", wrong, "--objective devices with --max-step-s or --min-tokens-per-s")
+    if within is not None and name != "memory":
+        raise JobError("--within", f"means nothing to --objective {name}", "--objective memory")
+    if goal.top < 1:
+        raise JobError("--top", f"is {goal.top}", "give a positive number of plans")
+    if goal.pareto and (name != "time" or goal.top > 1):
+        raise JobError("--pareto", "goes with neither --top nor another objective", "leave one of them out")
+    if goal.top > 1 and name == "memory":
+        raise JobError("--top", "goes with the objectives time and devices alone", "leave one of them out")
+    return Objective(name, None if within is None else _part(within), step_s, tokens, goal.top, goal.pareto)
+
+
+def _objective_name(value: str | None) -> ObjectiveName | None:
+    match value:
+        case None | "time" | "memory" | "devices":
+            return value
+    raise JobError("--objective", f"is {value!r}", "one of time, memory, devices")
+
+
+def _part(value: str | float) -> float:
+    """``10%`` or ``0.1``. Raises JobError."""
+    text = str(value).strip()
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < 1000:
+        raise JobError("--within", f"is {text!r}", "give a part of the step time, for example 10%")
+    return part
 
 
 def _relative_to(job_file: Path, spec: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
 from planner.consistency import check_consistency
+from planner.constraints_text import parse_texts
 from planner.costing import Pricing
 from planner.evaluate import DTYPES
 from planner.fields import Number, Record, first_problem, parse_mapping
@@ -96,6 +97,7 @@ class _Certificate(Record):
     lower_bound_s: Number = Field(ge=0)
     candidates: int = Field(ge=0)
     solved: int = Field(ge=0)
+    constraints: list[str] = Field(default_factory=list)
 
 
 class _File(Record):
@@ -139,7 +141,7 @@ def dump(
     optimizer = {name: getattr(plan.optimizer, name) for name in _Optimizer.model_fields}
     proof = {
         "batch": plan.batch.total, "lower_bound_s": certificate.lower_bound_s, "candidates": certificate.candidates,
-        "solved": certificate.solved,
+        "solved": certificate.solved, **({"constraints": list(certificate.constraints)} if certificate.constraints else {}),
     }
     note = "# What the solver proved of its own plan; an edit does not change it.\n"
     placed = "# Operations between these are placed as is cheapest for calls of so many samples.\n"
@@ -235,7 +237,8 @@ def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Pl
     check_consistency(plan, graph, where)
     # A bound on the step says nothing about a step of another batch.
     bound = file.certificate.lower_bound_s if file.certificate.batch == batch.total else 0.0
-    certificate = Certificate(bound, file.certificate.candidates, file.certificate.solved)
+    constraints = parse_texts(file.certificate.constraints, f"{where}: certificate.constraints").written
+    certificate = Certificate(bound, file.certificate.candidates, file.certificate.solved, constraints)
     return plan, certificate
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from planner.bundle import Bundle
+from planner.search import SearchResult
 
 
 def report(bundle: Bundle, seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -34,6 +36,24 @@ def report(bundle: Bundle, seconds: Mapping[str, float]) -> dict[str, Any]:
             "candidates": certificate.candidates,
             "solved": certificate.solved,
             "seconds": dict(seconds),
+        },
+    }
+
+
+def alternative(result: SearchResult, path: Path) -> dict[str, Any]:
+    """Another plan beside the best one, in short; its own file has the rest."""
+    plan, prediction = result.plan, result.prediction
+    return {
+        "path": str(path), "mesh": asdict(plan.mesh),
+        "batch": {"global": plan.batch.total, "micro": plan.batch.micro, "accumulation": plan.batch.accumulation},
+        "schedule": asdict(plan.schedule), "zero_group": plan.zero_group,
+        "predicted": {
+            "step_s": prediction.step_s, "tokens_per_s": prediction.tokens_per_s, "mfu": prediction.mfu,
+            "peak_memory_bytes": prediction.peak_memory_bytes,
+        },
+        "search": {
+            "optimality_gap": result.optimality_gap, "lower_bound_s": result.lower_bound_s, "candidates": result.candidates,
+            "solved": result.solved,
         },
     }
 

@@ -69,3 +69,12 @@ def _bound(problem: pulp.LpProblem, objective: float, nothing: float, *, optimal
         return objective if optimal else nothing
     sign = -1.0 if problem.sense == pulp.LpMaximize else 1.0
     return sign * float(information().mip_dual_bound) + float(problem.objective.constant)
+
+
+def highs_module() -> Any:
+    """highspy, or None where it is not installed."""
+    try:
+        import highspy
+    except ImportError:
+        return None
+    return highspy

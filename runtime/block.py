@@ -55,9 +55,10 @@ class Block(nn.Module):
 
         ``shard``: the dim that is split over the tensor axis (None: replicated), in ``segments`` and multiples of
         ``unit`` elements. ``partial_gradient``: each rank's gradient is a part, to be summed over the axis once a step.
+        A parameter without dims is kept as one element (FSDP2 shards no scalars); its state has none all the same.
         """
         layout = Layout(tuple(shape), self.tensor.degree, shard, tuple(segments), unit)
-        local = torch.empty(layout.local_shape(self.tensor.rank), dtype=dtype)
+        local = torch.empty(layout.local_shape(self.tensor.rank) or (1,), dtype=dtype)
         container, leaf = self._container(path)
         container.register_parameter(leaf, nn.Parameter(local, requires_grad=trainable))
         partial = partial_gradient and trainable and self.tensor.degree > 1

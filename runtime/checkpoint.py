@@ -9,6 +9,7 @@ checkpoint saved under one plan resumes under any other. Optimizer state is kept
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
@@ -28,6 +30,7 @@ from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner
 from .errors import ProgramError, raise_together
 from .optimizer import LossScale, Optimizer
 from .parameters import Held
+from .state import NOTHING, Unchanging
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _COMPLETE = re.compile(r"step-(\d{8})")
@@ -50,13 +53,15 @@ class Progress:
 
 def save(
     directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, seed: int, loss_scale: LossScale,
-    aliases: Mapping[str, str],
+    aliases: Mapping[str, str], others: Unchanging = NOTHING,
 ) -> Path:
-    """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: see :class:`Progress`."""
+    """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: of the parameters, see
+    :class:`Progress`."""
     target = directory / f"step-{step:08d}"
     partial = target.with_name(target.name + ".partial")
-    _write(partial, _boxed(parameters) | _moments(optimizer))
-    progress = Progress(step, seed, optimizer.updates, loss_scale.value, loss_scale.clean_steps, dict(aliases))
+    _write(partial, _boxed(parameters) | others.boxed() | _moments(optimizer))
+    names = {**aliases, **others.aliases}
+    progress = Progress(step, seed, optimizer.updates, loss_scale.value, loss_scale.clean_steps, names)
     if dist.get_rank() == 0:
         (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
         shutil.rmtree(target, ignore_errors=True)
@@ -75,8 +80,10 @@ def newest(directory: Path) -> Path | None:
     return answer[0]
 
 
-def load(path: Path, parameters: Sequence[Held], optimizer: Optimizer, loss_scale: LossScale) -> Progress:
-    """Read parameters and optimizer state back, whatever plan wrote them. Collective.
+def load(
+    path: Path, parameters: Sequence[Held], optimizer: Optimizer, loss_scale: LossScale, others: Unchanging = NOTHING
+) -> Progress:
+    """Read parameters, buffers and optimizer state back, whatever plan wrote them. Collective.
 
     Raises ProgramError where the checkpoint lacks a key or holds another shape.
     """
@@ -87,7 +94,7 @@ def load(path: Path, parameters: Sequence[Held], optimizer: Optimizer, loss_scal
         error = found
     raise_together(error)
     assert progress is not None
-    _read(path, _boxed(parameters) | _moments(optimizer))
+    _read_model(path, parameters, others, _moments(optimizer))
     optimizer.updates = progress.updates
     if loss_scale.enabled:
         loss_scale.value, loss_scale.clean_steps = progress.loss_scale, progress.clean_steps
@@ -102,13 +109,23 @@ def _progress(path: Path) -> Progress:
         raise ProgramError(str(file), "missing or mangled", "a complete checkpoint") from None
 
 
-def load_parameters(path: Path, parameters: Sequence[Held]) -> None:
-    """Read parameters alone (``--init-from``), from a checkpoint or the newest in a directory of them. Collective."""
-    _read(path if (path / ".metadata").exists() else newest(path) or path, _boxed(parameters))
+def load_parameters(path: Path, parameters: Sequence[Held], others: Unchanging = NOTHING) -> None:
+    """Read parameters and buffers alone (``--init-from``), from a checkpoint or the newest in a directory of them.
+    Collective."""
+    _read_model(path if (path / ".metadata").exists() else newest(path) or path, parameters, others, {})
+
+
+def _read_model(
+    path: Path, parameters: Sequence[Held], others: Unchanging, more: Mapping[str, BoxedTensor]
+) -> None:
+    before = [buffer.value.clone() for buffer in others.buffers]
+    _read(path, {**_boxed(parameters), **others.boxed(), **more})
+    others.check_fixed(str(path), before)
 
 
 def load_plain(path: Path) -> dict[str, Tensor]:
-    """All parameters of a checkpoint, whole, by every name they have: what the plain model's ``load_state_dict`` takes.
+    """All parameters and buffers of a checkpoint, whole, by every name they have: what the plain model's
+    ``load_state_dict`` takes.
 
     One process. Raises ProgramError where the checkpoint is not complete.
     """
@@ -127,17 +144,18 @@ def _whole(path: Path) -> dict[str, Tensor]:
 
 
 def export(
-    file: Path, parameters: Sequence[Held], tensors: Sequence[Tensor | None], aliases: Mapping[str, str]
+    file: Path, parameters: Sequence[Held], tensors: Sequence[Tensor | None], aliases: Mapping[str, str],
+    others: Unchanging = NOTHING,
 ) -> None:
     """Write ``tensors`` (aligned with ``parameters``), whole and by FQN, to one file of ``torch.save``. Collective.
 
     ``aliases``: further names of tied parameters, each with the FQN it is tied to.
     """
-    partial = file.with_name(file.name + ".partial")
+    partial, aliases = file.with_name(file.name + ".partial"), {**aliases, **others.aliases}
     _write(partial, {
         held.fqn: BoxedTensor(held.layout.shape, tensor, held.boxes)
         for held, tensor in zip(parameters, tensors, strict=True) if tensor is not None
-    })
+    } | others.boxed())
     if dist.get_rank() == 0:
         whole = _whole(partial)
         torch.save(whole | {alias: whole[fqn] for alias, fqn in aliases.items() if fqn in whole}, file)
@@ -145,9 +163,11 @@ def export(
     dist.barrier()
 
 
-def export_start(file: Path, parameters: Sequence[Held], aliases: Mapping[str, str]) -> None:
-    """Write the parameters as they are now for the plain model. Collective."""
-    export(file, parameters, [held.local for held in parameters], aliases)
+def export_start(
+    file: Path, parameters: Sequence[Held], aliases: Mapping[str, str], others: Unchanging = NOTHING
+) -> None:
+    """Write parameters and buffers as they are now for the plain model. Collective."""
+    export(file, parameters, [held.local for held in parameters], aliases, others)
 
 
 def _boxed(parameters: Sequence[Held]) -> dict[str, BoxedTensor]:
@@ -189,10 +209,16 @@ def _read(path: Path, state: dict[str, BoxedTensor]) -> None:
         _check(path, FileSystemReader(path).read_metadata(), state)
     except ProgramError as found:
         error = found
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, ValueError, LookupError, AttributeError, pickle.PickleError):
         error = ProgramError(str(path), "no complete checkpoint", "a directory that --checkpoint wrote")
     raise_together(error)
-    read_state(state, storage_reader=FileSystemReader(path), planner=BoxLoadPlanner())
+    try:
+        read_state(state, storage_reader=FileSystemReader(path), planner=BoxLoadPlanner())
+    except CheckpointException as failure:  # raised on all ranks alike
+        reasons = {type(wrapped[0]).__name__ for wrapped in failure.failures.values()}
+        raise ProgramError(
+            str(path), f"cannot be read ({', '.join(sorted(reasons))})", "a complete checkpoint: remove or replace this one"
+        ) from None
 
 
 def _check(path: Path, metadata: Metadata, state: Mapping[str, BoxedTensor]) -> None:

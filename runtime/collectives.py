@@ -159,19 +159,17 @@ class TensorAxis:
     def embedding(self, ids: Tensor, weight: Tensor, vocabulary: int, padding_index: int | None = None) -> Tensor:
         """Rows ``ids`` of a table of ``vocabulary`` rows of which ``weight`` holds the own part: partial sums.
 
-        A row that another rank owns is zero here, and gives its weight no gradient. No collective.
+        A row that another rank owns is zero here, and gives its weight no gradient; nor does the row ``padding_index``.
+        No collective.
         """
         if self.degree == 1:
             return F.embedding(ids, weight, padding_index)
         start, length = spans(vocabulary, self.degree, self.rank)[0]
         own = (ids >= start) & (ids < start + length)
         local = torch.where(own, ids - start, 0)
-        rows = F.embedding(local, weight)
-        kept = own if padding_index is None else own & (ids != padding_index % vocabulary)
-        lookup = torch.where(kept.unsqueeze(-1), rows, 0.0)
-        if padding_index is None:
-            return lookup
-        return lookup + torch.where((own & ~kept).unsqueeze(-1), rows.detach(), 0.0)
+        padding = None if padding_index is None else padding_index % vocabulary - start
+        rows = F.embedding(local, weight, padding if padding is not None and 0 <= padding < length else None)
+        return torch.where(own.unsqueeze(-1), rows, 0.0)
 
     def cross_entropy(
         self, logits: Tensor, target: Tensor, classes: int | None = None, ignore_index: int = -100

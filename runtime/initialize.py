@@ -27,14 +27,17 @@ where there is none)"""
 
 
 def initialize(
-    modules: Iterable[nn.Module], recipes: Mapping[str, Sequence[Step]], seed: int, device: torch.device
+    modules: Iterable[nn.Module], recipes: Mapping[str, Sequence[Step]] | None, seed: int, device: torch.device
 ) -> None:
-    """Give the stage modules memory on ``device`` (ZeRO already applied: local rows only) and their initial values."""
+    """Give the stage modules memory on ``device`` (ZeRO already applied: local rows only) and their initial values
+    (``recipes`` None: none; a rehearsal's tensors have no elements)."""
     modules = tuple(modules)
     for module in modules:
         module.to_empty(device=device)
         for block in blocks_of(module):
             block.fill_constants()
+    if recipes is None:
+        return
     with torch.no_grad():
         for held in held_by(modules):
             _fill(held, recipes[held.fqn], seed)

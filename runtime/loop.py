@@ -21,8 +21,9 @@ from .launch import Options, World, check_outputs
 from .optimizer import LearningRate, LossScale, Optimizer, clip_factor, reduce_over_world, squared_norm
 from .parameters import Held, TiedParameter, held_by, require_gradients, zero_gradients
 from .schedule import Runner, Streams, run_step, split_batch
+from .state import StateBuffer, unchanging
 from .tied import TiedGradients, sum_partial_gradients
-from .zero import Precision
+from .zero import MASTER_DTYPE, Precision
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Program:
 
     ``modules``: this rank's stage modules, ZeRO applied; ``runner``: their schedule. ``weigh``: the weight of a
     micro-batch's terms, from its inputs. ``batch``: samples a step over all data ranks; ``microbatches`` a step on
-    each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN; ``decays``: weight decay by FQN;
-    ``aliases``: further names of tied parameters. ``tied``: those with copies in several stages, ``stage_ranks``: the
-    pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of one device in a second (0:
-    unknown). ``dropout``: stages take ``rng``.
-    ``betas``, ``epsilon``: of AdamW.
+    each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN (None: left as allocated); ``decays``: weight
+    decay by FQN; ``aliases``: further names of tied parameters. ``tied``: those with copies in several stages,
+    ``stage_ranks``: the pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of one device in
+    a second (0: unknown). ``dropout``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
+    persistent ones; ``idle``: whole shapes of the parameters that take no part, by FQN.
     """
 
     world: World
@@ -47,7 +48,7 @@ class Program:
     microbatches: int
     sequence: int
     precision: Precision
-    recipes: Mapping[str, Sequence[Step]]
+    recipes: Mapping[str, Sequence[Step]] | None
     decays: Mapping[str, bool] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     tied: Sequence[TiedParameter] = ()
@@ -57,6 +58,8 @@ class Program:
     dropout: bool = False
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
+    buffers: Sequence[StateBuffer] = ()
+    idle: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Trainer:
@@ -73,6 +76,8 @@ class Trainer:
         rate = LearningRate(options.learning_rate, options.warmup, options.decay_steps)
         self.optimizer = Optimizer(self.parameters, rate, options.weight_decay, program.decays, program.betas, program.epsilon)
         self.loss_scale = LossScale(program.precision == "fp16")
+        master = MASTER_DTYPE[program.precision]
+        self.unchanging = unchanging(program.buffers, program.idle, program.recipes, options.seed, master)
         self._restore()
         self.batches: Batches = make_batches(
             program.inputs, options.data, self.seed, program.batch, self.world.data_rank, self.world.data,
@@ -111,18 +116,21 @@ class Trainer:
         if self.options.checkpoint is not None:
             checkpoint.save(
                 self.options.checkpoint, self.parameters, self.optimizer, self.done, self.seed, self.loss_scale,
-                self.program.aliases,
+                self.program.aliases, self.unchanging,
             )
 
     def _restore(self) -> None:
         found = None if self.options.checkpoint is None else checkpoint.newest(self.options.checkpoint)
         if found is not None:
-            progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale)
+            progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale, self.unchanging)
             self.done, self.seed = progress.step, progress.seed
         elif self.options.init_from is not None:
-            checkpoint.load_parameters(self.options.init_from, self.parameters)
+            checkpoint.load_parameters(self.options.init_from, self.parameters, self.unchanging)
+        if found is not None or self.options.init_from is not None:
+            for block in (block for module in self.program.modules for block in blocks_of(module)):
+                block.fill_constants()
         if self.options.export_start is not None:
-            checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases)
+            checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases, self.unchanging)
 
     def _dump(self) -> None:
         """Write the whole gradients, where that was asked for."""
@@ -153,6 +161,9 @@ def train(program: Program, options: Options) -> None:
         if program.runner.split_backward:
             raise ProgramError("--compile", "loses gradients under a zero-bubble schedule", "leave it out")
         compile_blocks(program.modules)
+    if trainer.done and program.world.rank == 0:
+        left = "" if trainer.done < options.steps else f": nothing is left to do up to step {options.steps}"
+        print(f"resumed from {options.checkpoint} after step {trainer.done}{left}", flush=True)
     while trainer.done < options.steps:
         begin = time.perf_counter()
         loss, norm, rate = trainer.step()

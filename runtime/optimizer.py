@@ -70,10 +70,11 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(
             [
                 {"params": shards, "weight_decay": weight_decay if decayed else 0.0}
-                for decayed, shards in groups.items() if shards
+                for decayed, shards in groups.items()  # empty ones too: a stage may train nothing
             ],
             lr=rate.peak, betas=betas, eps=epsilon,
         )
+        self._updates = 0
 
     def step(self, step: int, factor: float) -> float:
         """Update with the gradients times ``factor``; returns the learning rate of this ``step`` (from 1)."""
@@ -86,6 +87,7 @@ class Optimizer:
         if factor != 1.0 and gradients:
             torch._foreach_mul_(gradients, factor)
         self.adamw.step()
+        self._updates += 1
         self.adamw.zero_grad(set_to_none=True)
         return learning_rate
 
@@ -102,10 +104,11 @@ class Optimizer:
     @property
     def updates(self) -> int:
         """How many updates were made (steps that overflowed in fp16 make none)."""
-        return max((int(state["step"]) for state in self.adamw.state.values()), default=0)
+        return self._updates
 
     @updates.setter
     def updates(self, count: int) -> None:
+        self._updates = count
         self.state()
         for state in self.adamw.state.values():
             state["step"].fill_(count)

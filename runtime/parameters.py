@@ -99,8 +99,10 @@ def cut(box: Box, first: int, rows: int) -> Box:
 
 
 def piece(local: Tensor, box: Box) -> Tensor:
-    """The view of a local tensor that a box names."""
+    """The view of a local tensor that a box names; a box without dims names the one element that there is."""
     _, sizes, offsets = box
+    if not sizes:
+        return local.reshape(())
     for dim, (start, length) in enumerate(zip(offsets, sizes, strict=True)):
         local = local.narrow(dim, start, length)
     return local

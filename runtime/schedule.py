@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from .dropout import DropoutStream
-from .zero import Microbatching, ZeroStage
+from .zero import BATCH, Microbatching, ZeroStage
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 Streams = Callable[[int], DropoutStream]
@@ -56,7 +56,6 @@ class PipelineRunner:
         self.split_backward = name in SPLIT_BACKWARD
         for stage in stages:
             stage.split_backward = self.split_backward
-            stage.check()
         if name in SINGLE:
             stages[0].gradient_slots = 2
             stages[0].forward_slots = in_flight(name, stages[0].stage_index, stages[0].num_stages, microbatches) + 1
@@ -74,7 +73,8 @@ class PipelineRunner:
         losses: list[Tensor] = []
         device = self.stages[0].device
         target = torch.zeros(self.microbatches, device=device)
-        self.schedule.step(target=target, losses=losses, return_outputs=False, **batch)
+        inputs = {f"{BATCH}{name}": tensor for name, tensor in batch.items()}
+        self.schedule.step(target=target, losses=losses, return_outputs=False, **inputs)
         sums = [loss.detach() for stage in self.stages for loss in stage.loss_sums]
         return torch.stack(sums).sum() if sums else torch.zeros((), device=device)
 

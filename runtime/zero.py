@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -34,6 +35,8 @@ from .dropout import DropoutStream
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+BATCH = "batch."
+"""Before the names of the batch's inputs on their way through torch's schedules, which have keywords of their own."""
 MASTER_DTYPE = COMPUTE_DTYPE | {"bf16": torch.float32, "fp16": torch.float32}
 
 
@@ -80,6 +83,22 @@ class Microbatching:
         for module in (self.root, *(module for _, module in self.managed)):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Let every unit's backward pass gather the unit before it in this stage.
+
+        FSDP2's own choice follows the order of all forward passes: under a pipeline, the first unit of a micro-batch
+        would gather the last one of the micro-batch before, once more a step, for nothing.
+        """
+        units: dict[Any, FSDPModule] = {}
+        for _, block in self.managed:  # Blocks that are one unit share a state; its forward is done with its last block.
+            state = block._get_fsdp_state()
+            units.pop(state, None)
+            units[state] = block
+        order = list(units.values())
+        for before, unit in zip([*order[:1], *order], order, strict=False):
+            unit.set_modules_to_backward_prefetch([before])
 
     def before_backward(self, last: bool, synchronise: bool) -> None:
         """``last``: no backward of this step follows; ``synchronise``: ZeRO 0 and 1 reduce their gradients in it."""
@@ -97,14 +116,15 @@ class Microbatching:
         self.root.set_requires_gradient_sync(False)
         self.root.set_reshard_after_backward(False)
 
-    def reduce_accumulated(self) -> None:
-        """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it)."""
+    def reduce_accumulated(self, last: bool) -> None:
+        """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it). ``last``: of
+        the step; the shards' sums over their copies follow."""
         for stage, block in self.managed:
             if stage == 2:
                 block.set_requires_gradient_sync(True, recurse=False)
                 if self.hybrid:
-                    block.set_requires_all_reduce(False, recurse=False)
-                for group in _parameter_groups(block):
+                    block.set_requires_all_reduce(last, recurse=False)
+                for group in parameter_groups(block):
                     group.post_backward()
 
 
@@ -115,7 +135,7 @@ def as_managed(block: nn.Module) -> FSDPModule:
     return block
 
 
-def _parameter_groups(module: FSDPModule) -> list[Any]:
+def parameter_groups(module: FSDPModule) -> list[Any]:
     """FSDP2's groups of the module's own parameters; torch before 2.13 has at most one."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
@@ -137,7 +157,8 @@ class ZeroStage(PipelineStage):
         receives: Sequence[Tensor] = (), sends: Sequence[Tensor] = (),
     ) -> None:
         self.control = Microbatching(module)
-        self.output_type = torch.promote_types(torch.float32, next(module.parameters()).dtype)
+        kinds = [tensor.dtype for tensor in (*module.parameters(), *receives) if tensor.is_floating_point()]
+        self.output_type = torch.promote_types(torch.float32, kinds[0])
         loss = torch.empty((), dtype=self.output_type, device="meta", requires_grad=True)
         super().__init__(
             module, index, count, device, input_args=tuple(receives),
@@ -150,46 +171,40 @@ class ZeroStage(PipelineStage):
         self._microbatches, self._finished = 0, 0
         self._streams: Callable[[int], DropoutStream] | None = None
 
-    def check(self) -> None:
-        """Raise ValueError where what a block does is wrong, or wasteful, under the schedule that was chosen."""
-        if self.split_backward and any(stage == 3 for stage, _ in self.control.managed):
-            raise ValueError(
-                "a zero-bubble schedule parts the backward pass, and ZeRO-3 frees the parameters between the parts: "
-                "gradients would be lost. Use ZeRO 0-2 or another schedule"
-            )
-        if self.split_backward and any(block.recomputes for block in blocks_of(self.submod)):
-            raise ValueError(
-                "a zero-bubble schedule parts the backward pass, and recomputation would be done for every part. "
-                "Recompute nothing or use another schedule"
-            )
-
     def begin_step(self, microbatches: int, streams: Callable[[int], DropoutStream] | None) -> None:
         """Forget the last step. ``streams``: the dropout stream of each micro-batch, where the model has dropout."""
         self._microbatches, self._finished, self._streams = microbatches, 0, streams
         self.loss_sums = []
 
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        """torch's, which makes a buffer for every micro-batch, with ``forward_slots`` buffers taken in turns."""
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """torch's, without what a V schedule's rank would send to itself: gloo cannot (torch 2.11 tries)."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
+    def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
+        """torch's, which makes a receive buffer for every micro-batch, with ``forward_slots`` buffers taken in turns."""
         slots = min(self.forward_slots or num_microbatches, num_microbatches)
-        super()._setup_forward_recv_info(slots, has_backward)
+        made = super()._prepare_forward_infra(slots, *arguments, **keywords)
         for index in range(slots, num_microbatches):
             self.args_recv_info[index] = self.args_recv_info[index % slots]
+        return made
 
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+    def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, with ``gradient_slots`` buffers taken in turns."""
         slots = min(self.gradient_slots or num_microbatches, num_microbatches)
-        super()._setup_backward_recv_info(slots)
+        made = super()._prepare_backward_infra(slots, *arguments, **keywords)
         self.chunks = num_microbatches
         for index in range(slots, num_microbatches):
             self.grad_recv_info[index] = self.grad_recv_info[index % slots]
+        return made
 
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
         save_forward_output: bool = True,
     ) -> Any:
         """torch's, with the micro-batch's dropout stream among the arguments; keeps the loss sum of the last stage."""
+        inputs = {name.removeprefix(BATCH): value for name, value in (kwargs or {}).items()}
         extra = {} if self._streams is None else {"rng": self._streams(fwd_chunk_id)}
-        output = super().forward_one_chunk(fwd_chunk_id, args, {**(kwargs or {}), **extra}, save_forward_output)
+        output = super().forward_one_chunk(fwd_chunk_id, args, {**inputs, **extra}, save_forward_output)
         if self.is_last:
             self.loss_sums.append(output.detach().clone())
         return output
@@ -198,19 +213,18 @@ class ZeroStage(PipelineStage):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
         """One backward pass, or its input or weight part, and what each block's ZeRO stage does after it."""
-        outputs = bwd_kwargs["stage_output"]
-        if backward_type == "input":
-            self.control.hold()
-            gradients, groups = stage_backward_input(
-                outputs, bwd_kwargs["output_grads"], bwd_kwargs["input_values"], self.submod.parameters()
-            )
-            return gradients, groups
-        self._finished += 1
-        last = self._finished == self._microbatches and not self.split_backward
         if backward_type == "weight":
+            self._finished += 1
             self.control.hold()
             stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
-            self.control.reduce_accumulated()
+            self.control.reduce_accumulated(last=self._finished == self._microbatches)
             return (), None
-        self.control.before_backward(last=last, synchronise=last)
-        return stage_backward(outputs, bwd_kwargs["output_grads"], bwd_kwargs["input_values"]), None
+        outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
+        inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the dropout stream
+        if backward_type == "input":
+            self.control.hold()
+            return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
+        self._finished += 1
+        done = self._finished == self._microbatches
+        self.control.before_backward(last=done and not self.split_backward, synchronise=done)
+        return stage_backward(outputs, gradients, inputs), None

@@ -238,7 +238,10 @@ ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((*PLAN, "--cluster", "dgx-h1000:1"), "unknown profile 'dgx-h1000'; use one of dgx-a100-40gb"),
+        (
+            (*PLAN, "--cluster", "dgx-h1000:1"),
+            "unknown profile 'dgx-h1000'; use one of aws-p3-16xlarge, b200-capped, dgx-2, dgx-a100-40gb",
+        ),
         ((*PLAN, "--cluster", "dgx-h100"), "does not say how many nodes"),
         ((*PLAN, "--cluster", "dgx-h100:0"), "no positive number of nodes"),
         ((*PLAN, "--cluster", "dgx-h100:two"), "no positive number of nodes"),
@@ -321,7 +324,10 @@ def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> Non
         ("batsh: 3\nmodel: m.py:b", "job.yaml: batsh: is no field"),
         ("model: m.py:b\nbatch: many", "job.yaml: batch: is 'many'"),
         ("model: m.py:b\noptimizer: {speed: 3}", "job.yaml: optimizer.speed: is no field"),
-        ("model: m.py:b\nconstraints: {colour: red}\ncluster: dgx-h100:1", "'colour=red' pins nothing"),
+        ("model: m.py:b\nconstraints: {colour: red}\ncluster: dgx-h100:1", "job.yaml: constraints.colour: is no field"),
+        ("model: m.py:b\nconstraints: {tensor: <= x}\ncluster: dgx-h100:1", "constraints.tensor: 'x' is no degree"),
+        ("model: m.py:b\nconstraints: {layers: {a: {tensor: 2}}}\ncluster: dgx-h100:1", "layers.a.tensor: tensor is"),
+        ("model: m.py:b\nconstraints: {schedule: zbv, virtual: 3}\ncluster: dgx-h100:1", "virtual=3 contradicts schedule=zbv"),
     ],
 )
 def test_a_wrong_job_is_one_line(text: str, named: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from planner.job import Job, make_job, parse_settings
 
 def job(model: str, **changes: object) -> Job:
     arguments: dict[str, object] = {
-        "cluster": None, "batch": None, "sequence": None, "precision": None, "settings": [], "pins": [], "gap": 0.001,
+        "cluster": None, "batch": None, "sequence": None, "precision": None, "settings": [], "gap": 0.001,
         "time_limit_s": None,
     }
     return make_job(model, **(arguments | changes))  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert made.model == str(tmp_path / "m.py:build")
     assert (made.batch, made.sequence, made.precision, made.cluster) == (128, 32, "bf16", "dgx-h100:1")
     assert made.settings == {"layers": 3, "hidden": 8}
-    assert made.pins == ("sequence_parallel=true", "zero=1", "tensor=8")
+    assert list(map(str, made.constraints.conditions)) == ["zero=1", "sequence_parallel=true", "tensor=8"]
     assert made.optimizer.learning_rate == 0.01
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 from math import prod
 
 from cost_models.memory import shard_elements
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Engine
 from planner.costing.activations import context_bytes
-from planner.costing.blocks import context_seconds, cost_block
+from planner.costing.blocks import price_block, whole_seconds
+from planner.costing.engine_states import flat_state
+from planner.costing.exchanges import expert_parameters
+from planner.costing.measured import BlockWork, measure_block, measure_whole
+from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
 from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, CostedGraph, Recompute, StateCost
@@ -19,30 +25,86 @@ from planner.ir.plan import Mesh, Precision
 from planner.rules import has_rule
 
 ZERO_STAGES = (0, 1, 2, 3)
+DEFAULT_ENGINE = Engine()
+Placements = Mapping[str, BodyPlacement]
+"""By body."""
 BlockCosts = dict[str, dict[Recompute, BlockCost]]
 """By body and recomputation level."""
 StateCosts = dict[str, dict[int, StateCost]]
 """By body and ZeRO stage."""
+_Held = Sequence[tuple[BodyValue, Placement]]
+
+
+@dataclass(frozen=True)
+class GraphWork:
+    """A graph under every option, counted and not priced, for one tensor degree and micro-batch. ``blocks[option][body]``;
+    ``context``: the operations of the context; other fields as in :class:`~planner.ir.costed.CostedGraph`."""
+
+    graph: ModelGraph
+    degree: int
+    microbatch: int
+    placements: tuple[Placements, ...]
+    blocks: tuple[Mapping[str, BlockWork], ...]
+    crossing_bytes: tuple[Mapping[int, int], ...]
+    context: tuple[Operation, ...]
+    context_bytes: int
+    batch_bytes: int
+    warnings: tuple[str, ...]
+
+
+def measure_graph(
+    graph: ModelGraph, degree: int, microbatch: int, options: tuple[Placements, ...],
+    levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1, engine: Engine = DEFAULT_ENGINE,
+) -> GraphWork:
+    """Count every option (a placement for each body, by its name), under the recomputation levels that are asked for.
+    ``context``: degree of the axis that the sequence is divided over; the graph is that of one rank's tokens; ``engine``:
+    by whose bookkeeping bytes are kept (nothing else of it counts)."""
+    return GraphWork(
+        graph, degree, microbatch, options,
+        blocks=tuple(
+            {body.name: measure_block(body, option[body.name], microbatch, levels, context, engine) for body in graph.bodies}
+            for option in options
+        ),
+        crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
+        context=measure_whole(graph.context, microbatch),
+        context_bytes=context_bytes(graph, microbatch),
+        batch_bytes=sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
+        warnings=replicated_operations(graph) if degree > 1 else (),
+    )
+
+
+def price_graph(
+    counted: GraphWork, cluster: Cluster, *, mesh: Mesh, precision: Precision, zero_group: int, accumulation: int = 2,
+    engine: Engine = DEFAULT_ENGINE, stages: Sequence[int] = ZERO_STAGES,
+) -> CostedGraph:
+    """Price what was counted. ``accumulation``: micro-batches of a step; ``engine``: what runs it; ``stages``: the ZeRO
+    stages that are asked for."""
+    pricing = Pricing(
+        cluster, mesh.tensor, counted.microbatch, engine=engine, context=mesh.context, expert=mesh.expert
+    )
+    return CostedGraph(
+        counted.graph, mesh.tensor, counted.microbatch, counted.placements,
+        blocks=tuple(_priced(option, pricing) for option in counted.blocks),
+        states=tuple(
+            state_costs(counted.graph, option, cluster, mesh, precision, zero_group, accumulation, stages, engine)
+            for option in counted.placements
+        ),
+        crossing_bytes=counted.crossing_bytes,
+        context_s=whole_seconds(counted.context, pricing),
+        context_bytes=counted.context_bytes,
+        batch_bytes=counted.batch_bytes,
+        warnings=counted.warnings,
+    )
 
 
 def cost_graph(
     graph: ModelGraph, cluster: Cluster, *, mesh: Mesh, microbatch: int, precision: Precision, zero_group: int,
-    options: tuple[Mapping[str, BodyPlacement], ...], accumulation: int = 2,
+    options: tuple[Placements, ...], accumulation: int = 2, engine: Engine = DEFAULT_ENGINE,
 ) -> CostedGraph:
-    """Price every option (a placement for each body, by its name) for one candidate. ``accumulation``: micro-batches of a
-    step."""
-    pricing = Pricing(cluster, mesh.tensor, microbatch)
-    return CostedGraph(
-        graph, mesh.tensor, microbatch, options,
-        blocks=block_costs(graph, options, pricing),
-        states=tuple(
-            state_costs(graph, option, cluster, mesh, precision, zero_group, accumulation) for option in options
-        ),
-        crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
-        context_s=context_seconds(graph.context, pricing),
-        context_bytes=context_bytes(graph, microbatch),
-        batch_bytes=sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
-        warnings=replicated_operations(graph) if mesh.tensor > 1 else (),
+    """Count and price every option for one candidate."""
+    return price_graph(
+        measure_graph(graph, mesh.tensor, microbatch, options), cluster, mesh=mesh, precision=precision,
+        zero_group=zero_group, accumulation=accumulation, engine=engine,
     )
 
 
@@ -54,25 +116,25 @@ def replicated_operations(graph: ModelGraph) -> tuple[str, ...]:
     )
 
 
-def block_costs(
-    graph: ModelGraph, options: Sequence[Mapping[str, BodyPlacement]], pricing: Pricing
-) -> tuple[BlockCosts, ...]:
+def block_costs(graph: ModelGraph, options: Sequence[Placements], pricing: Pricing) -> tuple[BlockCosts, ...]:
     """Every body under every recomputation level, for every option."""
     return tuple(
-        {
-            body.name: {level: cost_block(body, option[body.name], pricing, level) for level in RECOMPUTE_LEVELS}
-            for body in graph.bodies
-        }
+        _priced({body.name: measure_block(body, option[body.name], pricing.microbatch) for body in graph.bodies}, pricing)
         for option in options
     )
 
 
+def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing) -> BlockCosts:
+    return {name: {level: price_block(block, pricing, level) for level in block.levels} for name, block in blocks.items()}
+
+
 def state_costs(
     graph: ModelGraph, option: Mapping[str, BodyPlacement], cluster: Cluster, mesh: Mesh, precision: Precision,
-    zero_group: int, accumulation: int = 2,
+    zero_group: int, accumulation: int = 2, stages: Sequence[int] = ZERO_STAGES,
+    engine: Engine = DEFAULT_ENGINE,
 ) -> StateCosts:
-    """The state of every body under every ZeRO stage. Without a pipeline a parameter that several blocks share is held
-    once, by the first of them."""
+    """The state of every body under every ZeRO stage that is asked for. Without a pipeline a parameter that several blocks
+    share is held once, by the first of them."""
     tied = _tied(graph) if mesh.pipeline == 1 else frozenset()
     costs: StateCosts = {}
     for body in graph.bodies:
@@ -80,11 +142,39 @@ def state_costs(
         shares = mesh.pipeline == 1 and any(fqn in tied for names in bound for fqn in names.values())
         held = _held(graph, body) if shares else [value.name for value in body.parameters]
         mine = [pair for pair in zip(body.parameters, option[body.name].parameters, strict=True) if pair[0].name in held]
+        parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh, zero_group)
         costs[body.name] = {
-            zero: _state_cost(mine, zero, cluster, mesh, precision, zero_group, accumulation, resident=shares)
-            for zero in ZERO_STAGES
+            zero: reduce(add_states, (
+                _state_cost(part, zero, cluster, axes, mesh.tensor, precision, group, accumulation, engine, resident=shares)
+                for part, axes, group in parts
+            ))
+            for zero in stages
         }
     return costs
+
+
+def _replicas(
+    parameters: _Held, experts: frozenset[str], mesh: Mesh, zero_group: int
+) -> Sequence[tuple[_Held, Mesh, int]]:
+    """Parameters by the ranks that hold copies of them: with the mesh as they see it, and their ZeRO group.
+
+    Context ranks hold what data ranks hold, and sum gradients with them. An expert is held by one in ``expert`` of those.
+    """
+    ranks = mesh.data * mesh.context
+    group = ranks if zero_group == mesh.data else min(zero_group, ranks)
+    dense = [pair for pair in parameters if pair[0].name not in experts]
+    parts = [(dense, replace(mesh, data=ranks, context=1), group)]
+    if len(dense) < len(parameters):
+        apart = [pair for pair in parameters if pair[0].name in experts]
+        # Their copies lie ``expert`` apart: neighbours of the tensor axis do not matter to what follows.
+        axes = replace(mesh, data=ranks // mesh.expert, context=1, expert=1, tensor=mesh.tensor * mesh.expert)
+        parts.append((apart, axes, max(1, group // mesh.expert)))
+    return parts
+
+
+def add_states(first: StateCost, second: StateCost) -> StateCost:
+    """Two parts of a block's state together."""
+    return StateCost(*(getattr(first, f.name) + getattr(second, f.name) for f in fields(StateCost)))
 
 
 def _tied(graph: ModelGraph) -> frozenset[str]:
@@ -105,22 +195,24 @@ def _held(graph: ModelGraph, body: Body) -> list[str]:
 
 
 def _state_cost(
-    parameters: Sequence[tuple[BodyValue, Placement]], zero: int, cluster: Cluster, mesh: Mesh, precision: Precision,
-    zero_group: int, accumulation: int, *, resident: bool,
+    parameters: _Held, zero: int, cluster: Cluster, mesh: Mesh, degree: int, precision: Precision, zero_group: int,
+    accumulation: int, engine: Engine, *, resident: bool,
 ) -> StateCost:
-    """FSDP2 pads every parameter's first dim to whole shards; the sum over the tensor axis is of shards."""
+    """``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to whole
+    shards; the sum over the tensor axis is of shards."""
     group = min(zero_group, mesh.data) if zero else 1
     elements = shard = partial = 0
     for value, placed in parameters:
         if value.differentiable:
-            sizes = local_type(value.type, placed, mesh.tensor).sizes(1)
+            sizes = local_type(value.type, placed, degree).sizes(1)
             elements += prod(sizes)
             shard += shard_elements(sizes, group)
             partial += shard_elements(sizes, group) if placed.state == "shared" else 0
-    return cost_state(
+    state = cost_state(
         elements, zero, cluster, mesh, precision, zero_group, shard=shard, partial_elements=partial,
-        accumulation=accumulation, resident=resident,
+        accumulation=accumulation, resident=resident, engine=engine,
     )
+    return flat_state(state, elements, group, zero, precision, engine) if engine.keeps == "fused" else state
 
 
 def _crossing_bytes(graph: ModelGraph, option: Mapping[str, BodyPlacement], microbatch: int) -> dict[int, int]:

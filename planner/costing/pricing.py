@@ -1,53 +1,75 @@
 """Pricing: seconds of operations, conversions and collectives for one candidate, from the cost models.
 
-Eager torch: every operation that is not a view is a kernel of its own, pointwise ones included.
+Every operation that is not a view is a kernel of its own, pointwise ones included; an engine says what fusing leaves of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cost_models.collectives import collective_s, span_of
-from cost_models.compute import attention_s, gemm_s, memory_bound_s
-from hardware_profiles import Cluster
+from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s, unfused_attention_s
+from hardware_profiles import Cluster, Engine
+from planner.costing.exchanges import Exchange, scattered_gradients
+from planner.costing.operations import Operation, measure_operation
 from planner.ir.graph import Body, Node
-from planner.ir.placement import Conversion, OpStrategy, Placement, Transfer, local_type, transfers
+from planner.ir.placement import Conversion, OpStrategy, Placement, Transfer, transfers
 from planner.ir.types import TensorType
-from planner.ops.work import Work, backward_work, work
+from planner.ops.work import AttentionShape, Work
 
 _Seconds = tuple[float, float, float]
-_Key = tuple[Node, tuple[TensorType, ...], tuple[TensorType, ...], tuple[bool, ...], tuple[bool, ...]]
+DEFAULT_ENGINE = Engine()
+UNFUSED_KERNELS = 4
+"""Two products, softmax and dropout."""
+BATCHED = ("bmm", "baddbmm")
+CAST_BYTES = 3
+"""Read in two bytes, written in one."""
 
 
 @dataclass(frozen=True)
 class Pricing:
     """``degree``: ranks of the tensor axis, ``stride`` apart; ``microbatch``: samples of one call; ``accumulation``:
-    micro-batches of a step, over which what happens once a step is spread. Dtypes are those of the traced graph."""
+    micro-batches of a step, over which what happens once a step is spread; ``engine``: what runs it; ``context``,
+    ``expert``: degrees of those axes, next to the tensor axis. Dtypes are those of the traced graph."""
 
     cluster: Cluster
     degree: int
     microbatch: int
     stride: int = 1
     accumulation: int = 1
-    _known: dict[_Key, _Seconds] = field(default_factory=dict, init=False, repr=False, compare=False)
+    engine: Engine = DEFAULT_ENGINE
+    context: int = 1
+    expert: int = 1
+    _known: dict[tuple[Operation, bool], _Seconds] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def node_seconds(self, body: Body, node: Node, strategy: OpStrategy) -> _Seconds:
         """Forward, input gradient and weight gradient of one node's local share, without communication."""
-        if node.base == "getitem":
-            return 0.0, 0.0, 0.0
-        operands = tuple(
-            local_type(body.types[name], placed, self.degree)
-            for name, placed in zip(node.operands, strategy.operands, strict=True)
-        )
-        outputs = tuple(
-            local_type(type_, placed, self.degree) for type_, placed in zip(node.types, strategy.outputs, strict=True)
-        )
-        parameters = {value.name for value in body.parameters}
-        needs = tuple(node.differentiable and name in body.differentiable for name in node.operands)
-        key = (node, operands, outputs, needs, tuple(name in parameters for name in node.operands))
+        return self.operation_seconds(measure_operation(body, node, strategy, self.degree, self.microbatch))
+
+    def operation_seconds(self, operation: Operation, *, quantised: bool = False) -> _Seconds:
+        """The same of a node that was counted before. ``quantised``: its products may run in the engine's own dtype."""
+        key = (operation, quantised)
         if key not in self._known:
-            self._known[key] = self._node_seconds(key)
+            self._known[key] = self._operation_seconds(operation, quantised)
         return self._known[key]
+
+    def host_seconds(self, operations: Iterable[Operation], collectives: tuple[int, int] = (0, 0)) -> tuple[float, float]:
+        """What the host needs for forward and for backward, which a block cannot undercut. ``collectives``: of either."""
+        if not self.engine.host_s:
+            return 0.0, 0.0
+        forward, backward = map(float, collectives)
+        for operation in operations:
+            forward += self._launches(operation.forward)
+            backward += self._launches(operation.to_input) + self._launches(operation.to_weight)
+        return forward * self.engine.host_s, backward * self.engine.host_s
+
+    def _launches(self, done: Work) -> float:
+        if done.kind == "free":
+            return 0.0
+        if done.attention is not None:
+            return UNFUSED_KERNELS if self.engine.attention == "unfused" else 1
+        return 1 if done.gemm is not None else done.launches * self.engine.kernels
 
     def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
         """Forward and backward of the collectives inside an operation. Strategies count one sample."""
@@ -64,7 +86,19 @@ class Pricing:
         kind = transfer.kind
         if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
             raise ValueError(f"{kind} is no collective of the tensor axis")
-        return collective_s(kind, span_of(self.cluster, self.degree, self.stride), transfer.size_bytes)
+        return self.engine.tensor_exposed * collective_s(
+            kind, span_of(self.cluster, self.degree, self.stride), transfer.size_bytes
+        )
+
+    def exchange_seconds(self, exchange: Exchange) -> tuple[float, float]:
+        """Forward and backward of what the context or the expert axis exchanges for one micro-batch."""
+        degree = self.context if exchange.axis == "context" else self.expert
+        if degree == 1:
+            return 0.0, 0.0
+        span = span_of(self.cluster, degree, self.degree * self.stride)
+        moved = (exchange, scattered_gradients(exchange, degree))
+        alone = [(item, collective_s(item.kind, span, item.size_bytes)) for item in moved if item is not None]
+        return sum(item.forward * s for item, s in alone), sum(item.backward * s for item, s in alone)
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:
         """Forward and backward of converting a value of type ``whole`` (all ranks together) once: the collectives, and
@@ -94,28 +128,39 @@ class Pricing:
             moved = 2 * size
         return memory_bound_s(self.cluster.chip, moved) if moved else 0.0
 
-    def _node_seconds(self, key: _Key) -> _Seconds:
-        node, operands, outputs, needs, parameters = key
-        forward = work(node, operands, outputs, self.microbatch)
-        to_input, to_weight = backward_work(node, operands, outputs, self.microbatch, needs, parameters)
-        dtype = next((t.dtype for t in outputs if t.floating), "float32")
+    def _operation_seconds(self, operation: Operation, quantised: bool) -> _Seconds:
+        dtype = operation.dtype
+        narrow = self.engine.matmul_dtype if quantised and operation.weighted else None
+        # Products batched over parameters are the experts'.
+        speed = self.engine.grouped_speed if operation.weighted and operation.base in BATCHED else 1.0
         return (
-            self._seconds(forward, dtype, backward=False), self._seconds(to_input, dtype, backward=True),
-            self._seconds(to_weight, dtype, backward=True),
+            self._seconds(operation.forward, dtype, narrow, speed, backward=False),
+            self._seconds(operation.to_input, dtype, narrow, speed, backward=True),
+            self._seconds(operation.to_weight, dtype, narrow, speed, backward=True),
         )
 
-    def _seconds(self, done: Work, dtype: str, *, backward: bool) -> float:
-        chip = self.cluster.chip
+    def _seconds(self, done: Work, dtype: str, narrow: str | None, speed: float, *, backward: bool) -> float:
+        chip, engine = self.cluster.chip, self.engine
         if done.kind == "free":
             return 0.0
         rated = dtype in chip.peak_flops and dtype in chip.gemm
         if done.gemm is not None and rated:
             m, n, k, count = done.gemm
-            return gemm_s(chip, m, n, k, count, dtype)
+            if narrow is None or narrow not in chip.peak_flops:
+                return gemm_s(chip, m, n, k, count, dtype, speed)
+            seconds = gemm_s(chip, m, n, k, count, narrow, speed * engine.matmul_speed)
+            return seconds + memory_bound_s(chip, engine.cast_passes * CAST_BYTES * count * m * k)
         shape = done.attention
         if shape is not None and rated:
-            return attention_s(
-                chip, shape.batch, shape.heads, shape.queries, shape.keys, shape.head_dim, causal=shape.causal,
-                dtype=dtype, backward=backward,
-            )
-        return memory_bound_s(chip, done.bytes_moved, done.launches)
+            return self._attention_seconds(shape, dtype, backward=backward)
+        if done.function in chip.functions:
+            return function_s(chip, done.function, done.elements)
+        return memory_bound_s(chip, engine.pointwise_traffic * done.bytes_moved, engine.kernels * done.launches)
+
+    def _attention_seconds(self, shape: AttentionShape, dtype: str, *, backward: bool) -> float:
+        chip, engine = self.cluster.chip, self.engine
+        extents = (shape.batch, shape.heads, shape.queries, shape.keys, shape.head_dim)
+        if engine.attention == "unfused":
+            return unfused_attention_s(chip, *extents, dtype=dtype, backward=backward)
+        speed = engine.attention_speed * (chip.attention_portable if engine.attention == "portable" else 1.0)
+        return attention_s(chip, *extents, causal=shape.causal, dtype=dtype, backward=backward, speed=speed)

@@ -26,24 +26,24 @@ from __future__ import annotations
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import memory_bound_s
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, state_bytes, transient_bytes
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Engine
 from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision
 
-# torch.optim.AdamW's foreach form (torch/optim/adamw.py, _multi_tensor_adamw), tensors of the master's size read and
-# written: decay 2, first moment 3, second moment 2 + 3, root 2, its division 2, epsilon 2, update 4. The norm reads one.
-_UPDATE_PASSES = 20 + 1
+DEFAULT_ENGINE = Engine()
 
 
 def cost_state(
     parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, *,
     shard: int | None = None, partial_elements: int = 0, accumulation: int = 2, resident: bool = False,
+    engine: Engine = DEFAULT_ENGINE,
 ) -> StateCost:
     """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO).
 
     ``shard``: elements of the rank's ZeRO shard, padding included (default: the even share); ``partial_elements``: those
     of the shard whose gradient is summed over the tensor axis; ``accumulation``: micro-batches of a step; ``resident``:
-    gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a parameter).
+    gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a parameter); ``engine``: in
+    which dtype it reduces gradients, how quickly, and what its update moves.
 
     With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
@@ -54,14 +54,16 @@ def cost_state(
     held = state_bytes(parameter_elements, precision, zero, group, shard=kept, accumulates=accumulates)
     working = held.gathered if zero < 3 or resident else 0
     copies = working if accumulation > 1 else max(0, working - held.gradients)
-    once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group)
+    once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group, engine)
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
-    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, accumulates=accumulates)
-    update = _UPDATE_PASSES * MASTER_BYTES[precision] * kept
+    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, accumulates=accumulates)
+    update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
+    hook_s = cluster.chip.hook_s if parameter_elements else 0.0
     return StateCost(
         parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients, optimizer_bytes=held.optimizer,
         gather_bytes=_transient_bytes(parameter_elements, kept, zero, group, precision, accumulation, resident=resident),
-        once_comm_s=once + passes[0], forward_comm_s=forward + passes[1], backward_comm_s=backward + passes[2],
+        once_comm_s=once + passes[0], forward_comm_s=forward + passes[1] + hook_s,
+        backward_comm_s=backward + passes[2] + hook_s,
         optimizer_s=memory_bound_s(cluster.chip, update) if kept else 0.0,
     )
 
@@ -91,12 +93,19 @@ def _transient_bytes(
 
 
 def _traffic_seconds(
-    elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int
+    elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int, engine: Engine
 ) -> tuple[float, float, float]:
     """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
+    alone = _alone_seconds(elements, zero, cluster, mesh, precision, group, engine)
+    return alone[0] / engine.collective_speed, alone[1] / engine.collective_speed, alone[2] / engine.collective_speed
+
+
+def _alone_seconds(
+    elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int, engine: Engine
+) -> tuple[float, float, float]:
     if mesh.data == 1 or not elements:
         return 0.0, 0.0, 0.0
-    reduced = MASTER_BYTES[precision] * elements
+    reduced = (engine.gradient or MASTER_BYTES[precision]) * elements
     if zero == 0:
         return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.tensor), reduced), 0.0, 0.0
     inside = span_of(cluster, group, mesh.tensor)
@@ -114,7 +123,7 @@ def _traffic_seconds(
 
 
 def _copy_seconds(
-    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, *, accumulates: bool
+    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, engine: Engine, *, accumulates: bool
 ) -> tuple[float, float, float]:
     """Memory-bound passes, as :func:`_traffic_seconds`."""
     if not elements:
@@ -122,6 +131,7 @@ def _copy_seconds(
     working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
     cast = memory_bound_s(cluster.chip, master * kept + working * elements)
     added = memory_bound_s(cluster.chip, (working + 2 * master) * elements) if accumulates else 0.0
+    added *= engine.accumulation
     reduced = memory_bound_s(cluster.chip, ((master if accumulates else working) + master) * elements)
     if zero < 2:
         return cast + reduced, 0.0, added

@@ -3,24 +3,33 @@
 Memory of a rank is the sum over its virtual stages of what persists, plus the worst live profile of the schedule times
 what a micro-batch keeps (saved activations, what is sent on, the context's values), plus the largest transient of one
 stage, the pipeline's receive buffers, the batch and the chip's reserve. Each term is an upper bound of what the emitted
-program holds; the terms need not reach their most at the same moment. Two things are not counted: what the optimizer
-makes while it steps (by then activations and working copies are gone), and under zero-bubble schedules the gradients
-that wait for the weight part of a backward pass.
+program holds; the terms need not reach their most at the same moment. Under zero-bubble schedules every live
+micro-batch counts as waiting for the weight part of its backward pass, when it keeps most. Not counted is what the optimizer
+makes while it steps (by then activations and working copies are gone). This is what a search compares plans by; a plan that
+is shown has its memory replayed (:func:`replayed`), where nothing is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from cost_models.pipeline import live_profiles
-from hardware_profiles import Cluster
+from cost_models.live import live_profiles
+from cost_models.memory import MOMENTS
+from hardware_profiles import Cluster, Engine
+from planner.evaluate.replay import Peaks, peaks
 from planner.evaluate.stage import StageLoad
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import (
-    SPLIT_BACKWARD,
     Plan,
+    Prediction,
     ScheduleName,
     StageMemory,
 )
+
+EMITTED = "torch-eager"
+"""The engine of emitted programs."""
+DEFAULT_ENGINE = Engine()
 
 
 def receive_buffer_bytes(
@@ -39,10 +48,12 @@ def receive_buffer_bytes(
 
 
 def rank_memories(
-    plan: Plan, loads: Sequence[StageLoad], crossing: Sequence[int], batch_bytes: int, cluster: Cluster
+    plan: Plan, loads: Sequence[StageLoad], crossing: Sequence[int], batch_bytes: int, cluster: Cluster,
+    engine: Engine = DEFAULT_ENGINE,
 ) -> tuple[StageMemory, ...]:
     """Peak memory of every pipeline rank. ``crossing[v]``: bytes of one micro-batch into virtual stage v; ``batch_bytes``:
-    a rank's inputs of all micro-batches, which every stage loads."""
+    a rank's inputs of all micro-batches, which every stage loads. An engine with buffers of its own receives into the
+    storages that the block keeps anyway: one each way is on its way."""
     mesh, microbatches = plan.mesh, plan.batch.accumulation
     profiles = live_profiles(plan.schedule.name, mesh.pipeline, plan.schedule.virtual, microbatches)
     result = []
@@ -50,22 +61,22 @@ def rank_memories(
         stages = [stage.index for stage in plan.stages_of_rank(rank)]
         mine = [loads[index] for index in stages]
         live = max(sum(n * load.saved_bytes for n, load in zip(p, mine, strict=True)) for p in profiles[rank])
+        name, count = (plan.schedule.name, microbatches) if engine.keeps == "operations" else ("1f1b", 1)
         receive = sum(
-            receive_buffer_bytes(
-                plan.schedule.name, i, len(loads), microbatches, _received(plan, crossing, i), _received(plan, crossing, i + 1)
-            )
+            receive_buffer_bytes(name, i, len(loads), count, _received(plan, crossing, i), _received(plan, crossing, i + 1))
             for i in stages
         )
         # One stage runs at a time: its peak and its gathered blocks live together, those of others do not.
         worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes)
-        result.append(StageMemory(
+        held = StageMemory(
             parameters=sum(load.parameters_bytes for load in mine),
             gradients=sum(load.gradients_bytes for load in mine),
             optimizer=sum(load.optimizer_bytes for load in mine),
             activations=live + worst.transient_bytes,
             buffers=receive + batch_bytes + worst.gather_bytes + sum(load.constant_bytes for load in mine),
-            reserve=cluster.chip.reserve_bytes,
-        ))
+            reserve=0,
+        )
+        result.append(replace(held, reserve=cluster.chip.reserve_bytes + round(engine.slack * held.total)))
     return tuple(result)
 
 
@@ -76,11 +87,38 @@ def _received(plan: Plan, crossing: Sequence[int], cut: int) -> int:
     return crossing[cut]
 
 
-def cautions(plan: Plan) -> tuple[str, ...]:
-    """What is known to be missing from a prediction."""
-    if plan.schedule.name not in SPLIT_BACKWARD:
-        return ()
-    return (
-        f"{plan.schedule.name}: gradients that wait for the weight part of a split backward pass are not counted; on CPUs "
-        "measured peaks were 8 to 10% above the prediction (tests/costing/test_measured_memory.py)",
+def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Cluster) -> Prediction:
+    """The prediction with memory as the emitted program's step takes it, event by event (:mod:`planner.evaluate.replay`),
+    where the program is one that `emit` writes; the bounds of :func:`rank_memories` elsewhere."""
+    if plan.engine != EMITTED or plan.mesh.context > 1 or plan.mesh.expert > 1:
+        return prediction
+    memories = tuple(_measured(peak, cluster) for peak in peaks(plan, graph))
+    return replace(
+        prediction, peak_memory_bytes=max(memory.total for memory in memories),
+        stages=tuple(
+            replace(stage, memory=memories[plan.rank_of_stage(stage.index)]) for stage in prediction.stages
+        ),
     )
+
+
+def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
+    """A rank's peak, and what no rehearsal sees of it.
+
+    Schedules with several stages a rank wait for no send before the step is over (torch 2.13,
+    torch/distributed/pipelining/schedules.py, ``_step_microbatches``: ``send_ops``), and until then the work keeps the tensor
+    (gloo: ``SendWork``; NCCL: ``TensorShelf`` of ProcessGroupNCCL.hpp). The fake process group of a rehearsal keeps none.
+    """
+    unseen = peak.held_bytes
+    if cluster.chip.training_dtype != "float32":
+        unseen = max(unseen, foreach_bytes(peak))
+    at = peak.at
+    return StageMemory(
+        at["parameters"], at["gradients"], at["optimizer"], at["activations"], at["buffers"],
+        cluster.chip.reserve_bytes + unseen,
+    )
+
+
+def foreach_bytes(peak: Peaks) -> int:
+    """What AdamW's ``foreach`` form, the default on CUDA alone, lets the optimizer's step rise above the peak by: the roots of
+    all second moments at once (torch/optim/adam.py, ``_multi_tensor_adam``; torch/utils/_foreach_utils.py)."""
+    return max(0, peak.rest_bytes + peak.at["optimizer"] // MOMENTS - peak.total)

@@ -13,13 +13,9 @@ from planner.ir.plan import (
 )
 
 
-def tied_parameters(graph: ModelGraph) -> list[tuple[Parameter, tuple[int, ...]]]:
+def tied_parameters(graph: ModelGraph) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
     """The parameters that several blocks use, with the blocks' indices."""
-    owners: dict[str, list[int]] = {}
-    for index, block in enumerate(graph.blocks):
-        for fqn in {bound for _, bound in block.parameters}:
-            owners.setdefault(fqn, []).append(index)
-    return [(p, tuple(owners[p.fqn])) for p in graph.parameters if len(owners.get(p.fqn, ())) > 1]
+    return graph.tied
 
 
 def tied_gradient_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:

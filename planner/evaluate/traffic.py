@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cost_models.collectives import collective_s, point_to_point_s, span_of
+from cost_models.pipeline import StageTimes
 from hardware_profiles import Cluster
 from planner.ir.plan import (
     Mesh,
+    Plan,
 )
 
 
@@ -16,10 +20,31 @@ def sums_seconds(cluster: Cluster, mesh: Mesh) -> float:
     return sum(collective_s("all_reduce", span, 16) for span in spans if span.size > 1)
 
 
-def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float) -> float:
-    """Seconds to send ``size_bytes`` to the next pipeline rank: the slowest of all pairs of neighbours."""
+def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float, whole_bytes: int | None = None) -> float:
+    """Seconds to send ``size_bytes`` to the next pipeline rank: the slowest of all pairs of neighbours. ``whole_bytes``: of
+    all tensor ranks together, where each sends its own part only and what was replicated is gathered after (Narayanan 2021,
+    section 4.1)."""
     stride = mesh.data * mesh.context * mesh.tensor
     if mesh.pipeline == 1 or size_bytes <= 0:
         return 0.0
+    gather_s = 0.0
+    if whole_bytes is not None and size_bytes > (part := -(-whole_bytes // mesh.tensor)):
+        gather_s = collective_s("all_gather", span_of(cluster, mesh.tensor, 1), part)
+        size_bytes = part
     ranks = {pipeline * stride for pipeline in range(mesh.pipeline - 1)}
-    return max(point_to_point_s(cluster, stride, size_bytes, rank) for rank in ranks)
+    return gather_s + max(point_to_point_s(cluster, stride, size_bytes, rank) for rank in ranks)
+
+
+def blocked_times(plan: Plan, times: Sequence[StageTimes], blocking_s: Sequence[float]) -> tuple[StageTimes, ...]:
+    """Stage times with what a rank stops for: every pass receives over one cut and sends over the other, in a call that moves
+    both ways at once (Megatron-LM, ``send_forward_recv_backward``), so half of each counts. ``blocking_s[v]``: of the cut
+    before virtual stage v; nothing is sent inside a rank."""
+    if not any(blocking_s):
+        return tuple(times)
+    result = []
+    for index, stage in enumerate(times):
+        inner = [cut for cut in (index, index + 1) if 0 < cut < len(times)]
+        cuts = [cut for cut in inner if plan.rank_of_stage(cut - 1) != plan.rank_of_stage(cut)]
+        stopped = sum(blocking_s[cut] for cut in cuts) / 2
+        result.append(StageTimes(stage.forward_s + stopped, stage.input_gradient_s + stopped, stage.weight_gradient_s))
+    return tuple(result)

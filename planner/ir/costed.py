@@ -19,8 +19,10 @@ class BlockCost:
 
     ``forward_s`` and ``backward_s`` hold compute only; ``recompute_s`` is the forward repeated in the backward pass.
     ``input_gradient_s`` + ``weight_gradient_s`` = ``backward_s`` (zero-bubble schedules part them).
-    ``forward_comm_s``/``backward_comm_s``/``recompute_comm_s``: exposed tensor-axis communication.
+    ``forward_comm_s``/``backward_comm_s``/``recompute_comm_s``: exposed tensor-axis communication; ``..._context_s`` and
+    ``..._expert_s``: that of those axes, what recomputation repeats counted with the backward pass.
     ``saved_bytes``: what autograd keeps from forward to backward for one micro-batch (parameters left out);
+    ``waiting_bytes``: what it keeps beyond that between the input and the weight part of a split backward pass;
     ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept.
     ``parameter_elements``: trained elements this rank holds before ZeRO; ``buffer_bytes``: constants.
     ``flops``: model FLOPs of forward and backward of the WHOLE block (all ranks), without recomputation.
@@ -39,6 +41,15 @@ class BlockCost:
     parameter_elements: int
     buffer_bytes: int
     flops: float
+    forward_context_s: float = 0.0
+    backward_context_s: float = 0.0
+    forward_expert_s: float = 0.0
+    backward_expert_s: float = 0.0
+    waiting_bytes: int = 0
+
+    def kept_bytes(self, split: bool) -> int:
+        """The most that a live micro-batch keeps; ``split``: the schedule parts the backward pass."""
+        return self.saved_bytes + (self.waiting_bytes if split else 0)
 
     @property
     def backward_s(self) -> float:

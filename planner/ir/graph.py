@@ -87,12 +87,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A constant of the model. ``data`` is its little-endian bytes in base64, row-major."""
+    """A constant of the model. ``data`` is its little-endian bytes in base64, row-major.
+
+    ``names``: the plain model's state keys that hold this value (none: it is not persistent). ``fixed``: what reads it
+    was worked out while tracing (a mask that became a flag of attention), so a checkpoint may hold no other value.
+    """
 
     fqn: str
     type: TensorType
     data: str
-    persistent: bool
+    names: tuple[str, ...] = ()
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,15 @@ class ModelGraph:
     @cached_property
     def parameter_of(self) -> Mapping[str, Parameter]:
         return {parameter.fqn: parameter for parameter in self.parameters}
+
+    @cached_property
+    def tied(self) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
+        """The parameters that several blocks use, with the blocks' indices."""
+        owners: dict[str, list[int]] = {}
+        for index, block in enumerate(self.blocks):
+            for fqn in {bound for _, bound in block.parameters}:
+                owners.setdefault(fqn, []).append(index)
+        return tuple((p, tuple(owners[p.fqn])) for p in self.parameters if len(owners.get(p.fqn, ())) > 1)
 
     @cached_property
     def producer_of(self) -> Mapping[str, int]:

@@ -13,6 +13,11 @@ DTYPE_BYTES: dict[str, int] = {
 FLOATING = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
+def summed_in(dtype: str) -> str:
+    """What a softmax or cross-entropy sums a dtype in across ranks: float32 for half precisions (runtime/vocabulary.py)."""
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class BatchMultiple:
     """An extent proportional to the batch of one forward call: ``factor * batch`` (a flattened [batch, seq] is seq*B)."""

@@ -34,7 +34,8 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call. ``gemm``: (m, n, k, batch) of [m, k] x [k, n]; ``launches``: kernels that memory-bound work takes."""
+    """One call. ``gemm``: (m, n, k, batch) of [m, k] x [k, n]; ``launches``: kernels that memory-bound work takes;
+    ``function``, ``elements``: what it computes and of how many, for chips on which that was measured as a whole."""
 
     flops: float
     bytes_moved: int
@@ -42,12 +43,16 @@ class Work:
     gemm: tuple[int, int, int, int] | None = None
     attention: AttentionShape | None = None
     launches: int = 1
+    function: str = ""
+    elements: int = 0
 
 
 FREE = Work(0.0, 0, "free", launches=0)
 # Kernels of operations that eager torch runs as several: a cast, a square, a mean, a root, two products, a cast.
 _LAUNCHES = {"rms_norm": 7, "cross_entropy_loss": 2}
 _PASSES = {"rms_norm": 4}
+# Operations whose parameter's gradient is a sum over rows, in a kernel of its own.
+_SUMMED = frozenset({"add", "sub", "mul"})
 
 
 def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorType], batch: int) -> Work:
@@ -67,7 +72,16 @@ def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorTyp
         return Work(2.0 * math.prod(product), moved, "gemm", product)
     if node.base == "embedding":
         moved = 2 * outputs[0].size_bytes(batch)
-    return Work(0.0, moved * _PASSES.get(node.base, 1), "memory", launches=_LAUNCHES.get(node.base, 1))
+    return Work(
+        0.0, moved * _PASSES.get(node.base, 1), "memory", launches=_LAUNCHES.get(node.base, 1), function=_function(node),
+        elements=max(t.elements(batch) for t in (*operands, *outputs)),
+    )
+
+
+def _function(node: Node) -> str:
+    """The operation's name among a chip's functions; GELU has two forms."""
+    approximate = dict(node.arguments).get("approximate", "none")
+    return node.base if approximate == "none" else f"{node.base}_{approximate}"
 
 
 def backward_work(
@@ -94,8 +108,14 @@ def backward_work(
         return FREE, Work(0.0, 2 * outputs[0].size_bytes(batch) + weight, "memory", launches=2)
     launches = forward.launches if node.base in _LAUNCHES else 1
     moved *= _PASSES.get(node.base, 1)
-    own_input = Work(0.0, moved, "memory", launches=launches) if to_input and moved else FREE
-    own_weight = Work(0.0, outputs[0].size_bytes(batch), "memory") if to_weight else FREE
+    own_input = FREE
+    if to_input and moved:
+        name = f"{forward.function}_backward"
+        own_input = Work(0.0, moved, "memory", launches=launches, function=name, elements=forward.elements)
+    own_weight = FREE
+    if to_weight:
+        summed = outputs[0].elements(batch) if node.base in _SUMMED else 0
+        own_weight = Work(0.0, outputs[0].size_bytes(batch), "memory", function="sum" if summed else "", elements=summed)
     return own_input, own_weight
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,9 @@ from planner.placement.table import Rules, strategy_table
 WORTH = 1.05
 """A slower option has to hold fewer parameters by this factor to be worth keeping."""
 
+STATE_PRICES = (DIVIDED_STATE, 0.0)
+"""Divided parameters, and time alone."""
+
 Slot = tuple[str, str]
 """A parameter of a body: the body's name and the parameter's name in it."""
 
@@ -60,14 +63,16 @@ class Option:
 
 
 def place_graph(
-    graph: ModelGraph, degree: int, pricing: Pricing, *, rules: Rules = strategy_table
+    graph: ModelGraph, degree: int, pricing: Pricing, *, rules: Rules = strategy_table, split: bool | None = None,
+    prices: Sequence[float] = STATE_PRICES,
 ) -> tuple[Option, ...]:
     """The options that no other beats in seconds, parameters held and activations kept between blocks, fastest first.
 
     Every boundary is solved for time alone and with divided parameters. Activations are compared by whether the
     boundary is whole or split (a split one keeps a ``degree``-th of the bytes). Inside the blocks activations stay as the
     boundary has them, so that an option is classic tensor parallelism or sequence parallelism throughout. Empty where
-    the degree fits no placement at all.
+    the degree fits no placement at all. ``split``: with sequence parallelism only, or without only; ``prices``: of the state
+    that options are solved for.
     """
     if degree == 1:
         placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
@@ -75,8 +80,9 @@ def place_graph(
         return (_option(graph, REPLICATE, whole, owned_parameters(graph)),)
     options = [
         option
-        for solver in (_Solver(graph, degree, pricing, rules, price) for price in (DIVIDED_STATE, 0.0))
+        for solver in (_Solver(graph, degree, pricing, rules, price) for price in prices)
         for boundary in boundary_candidates(graph, degree)
+        if split in (None, boundary.state == "shard")
         if (option := _best_option(solver, boundary)) is not None
     ]
     return _undominated(options)
@@ -177,16 +183,17 @@ class _Solver:
         whole = (REPLICATE, SHARED) if trained else (REPLICATE,)
         return tuple(dict.fromkeys((*whole, *common)))
 
+    def space(self, body: Body, split: bool) -> Space | None:
+        """The reduced space of a body under whole or under split boundaries, open in its tied parameters."""
+        if (body.name, split) not in self._spaces:
+            candidates = boundary_candidates(self.graph, self.degree)
+            own = tuple(candidate for candidate in candidates if (candidate.state == "shard") == split)
+            self._spaces[body.name, split] = self._space(body, own, "split" if split else "whole")
+        return self._spaces[body.name, split]
+
     @cached_property
-    def spaces(self) -> Mapping[tuple[str, bool], Space | None]:
-        """The reduced space of every body under whole and under split boundaries, open in its tied parameters."""
-        candidates = boundary_candidates(self.graph, self.degree)
-        return {
-            (body.name, split): self._space(body, own, "split" if split else "whole")
-            for split in (False, True)
-            if (own := tuple(candidate for candidate in candidates if (candidate.state == "shard") == split))
-            for body in self.graph.bodies
-        }
+    def _spaces(self) -> dict[tuple[str, bool], Space | None]:
+        return {}
 
     def _space(self, body: Body, candidates: tuple[Placement, ...], activations: Activations) -> Space | None:
         boundaries = [body_boundary(self.graph, body, candidate) for candidate in candidates]
@@ -213,7 +220,7 @@ class _Solver:
         return self._solved[key]
 
     def _solve(self, body: Body, boundary: Placement, tied: Mapping[str, Placement]) -> PlacedBody | None:
-        space = self.spaces[body.name, boundary.state == "shard"]
+        space = self.space(body, boundary.state == "shard")
         if space is None:
             return None
         limits = dict(body_boundary(self.graph, body, boundary))
@@ -242,9 +249,8 @@ def _best_option(solver: _Solver, boundary: Placement) -> Option | None:
 
 def _rank(option: Option, solver: _Solver) -> float:
     """Seconds with the price of what is held, as the bodies' problems weigh it, for the chain."""
-    spaces = solver.spaces
-    split = option.sequence_parallel
-    found = (spaces[block.body, split] for block in solver.graph.blocks)
+    bodies = solver.graph.body_of
+    found = (solver.space(bodies[block.body], option.sequence_parallel) for block in solver.graph.blocks)
     dearest_s = sum(space.unit_s * UNITS for space in found if space is not None)
     held = option.state_elements / max(solver.graph.parameter_count, 1)
     return option.seconds + solver.state_price * dearest_s * held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.placement import REPLICATE, Transfer
-from planner.ir.types import Ref, TensorType
+from planner.ir.types import Ref, TensorType, summed_in
 from planner.rules.equation import Equation, Letters, Site, aligned, linear, make_index, spell, without
 from planner.rules.layout import Part
 
@@ -11,15 +11,13 @@ SUM_REDUCTION = 2
 
 
 def embedding(site: Site) -> Equation:
-    """``embedding`` of [V, E]: columns; rows (each rank looks up what it holds: partial sums), unless a padding row must
-    be told from the others; positions."""
+    """``embedding`` of [V, E]: columns; rows (each rank looks up what it holds: partial sums); positions."""
     weight, positions = site.types[:2]
     places = aligned(positions, positions.rank)
     plain = not site.literal("scale_grad_by_freq") and not site.literal("sparse")
     if not plain:
         return Equation()
-    rows = "rows" if site.integer("padding_idx", -1) < 0 else ""
-    return Equation(spell(site, [(rows, "columns"), places], [(*places, "columns")], ["rows"] if weight.rank == 2 else ()))
+    return Equation(spell(site, [("rows", "columns"), places], [(*places, "columns")], ["rows"] if weight.rank == 2 else ()))
 
 
 def cross_entropy(site: Site) -> Equation:
@@ -27,7 +25,8 @@ def cross_entropy(site: Site) -> Equation:
 
     Terms: a sum over them is partial, a mean needs the global weight first. Classes (``cross_entropy_loss`` of [N, C],
     summed, nothing smoothed or weighted): the loss is completed inside by three all-reduces of one number per term, in
-    the logits' dtype: the maximum, the sum of the exponentials and the target's logit; none backward.
+    the logits' dtype (half precisions: float32): the maximum, the sum of the exponentials and the target's logit; none
+    backward.
     """
     logits, target = site.types[:2]
     reduction, weighted = site.integer("reduction", 1), site.position("weight") is not None
@@ -41,7 +40,7 @@ def cross_entropy(site: Site) -> Equation:
     smooth = bool(site.literal("label_smoothing", 0.0))
     summed = site.node.base == "cross_entropy_loss" and reduction == SUM_REDUCTION and logits.rank == 2
     if summed and not weighted and not smooth:
-        one = Transfer("all_reduce", TensorType(target.shape, logits.dtype).size_bytes())
+        one = Transfer("all_reduce", TensorType(target.shape, summed_in(logits.dtype)).size_bytes())
         for index in make_index(site, "classes", logits.shape[1], {0: Part(1)}, {}, otherwise=REPLICATE):
             indices += (type(index)(index.name, index.extent, index.operands, index.outputs, (one, one, one)),)
     return Equation(indices)

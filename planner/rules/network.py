@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.ir.placement import Transfer
-from planner.ir.types import TensorType
+from planner.ir.types import TensorType, summed_in
 from planner.rules.equation import Equation, Index, Letters, Site, aligned, linear, make_index, spell, without
 from planner.rules.layout import Part
 
@@ -84,7 +84,7 @@ def softmax(site: Site) -> Equation:
     """``softmax``, ``log_softmax``: other dims freely; over its own dim with collectives inside.
 
     Forward: the maximum and the sum of the exponentials, backward: one sum (of gradient times output for softmax, of
-    the gradient for log_softmax), each one number per row in the dtype of the result.
+    the gradient for log_softmax), each one number per row in the dtype of the result (half precisions: float32).
     """
     type_ = site.types[0]
     along = site.dim("dim", type_.rank)
@@ -100,7 +100,7 @@ def softmax(site: Site) -> Equation:
 
 
 def _rows(type_: TensorType, along: int) -> TensorType:
-    return TensorType(tuple(size for dim, size in enumerate(type_.shape) if dim != along), type_.dtype)
+    return TensorType(tuple(size for dim, size in enumerate(type_.shape) if dim != along), summed_in(type_.dtype))
 
 
 def convolution(site: Site) -> Equation:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
-from planner.ir.costed import RECOMPUTE_LEVELS
+from planner.constraints import Constraints, Limit, Value
+from planner.constraints_conflicts import smallest_conflict
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
-from planner.search.chain import Allowed
-from planner.search.columns import Shape
-from planner.search.pins import Pins
+from planner.ir.plan import SCHEDULES, Mesh, ScheduleName
+from planner.search.allowed import Allowed, alternatives
 from planner.search.request import Request
+from planner.search.shape import Shape
 
 MOST_VIRTUAL = 8
+"""Virtual stages of a rank that are tried unless a constraint names more."""
 Group = tuple[int, int, int, int, bool]
 """What decides the prices of blocks: (data, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
 
@@ -34,106 +36,128 @@ class Candidate:
     def group(self) -> Group:
         return self.mesh.data, self.mesh.tensor, self.micro, self.zero_group, self.mesh.pipeline > 1
 
+    @property
+    def decided(self) -> dict[str, Value]:
+        """The decisions of the whole plan that a candidate fixes, by the names that constraints have for them."""
+        mesh = self.mesh
+        return {
+            "pipeline": mesh.pipeline, "data": mesh.data, "context": mesh.context, "expert": mesh.expert, "tensor": mesh.tensor,
+            "microbatch": self.micro, "virtual": self.virtual, "schedule": self.schedule, "zero_group": self.zero_group,
+        }
+
 
 def divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def enumerate_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:
-    """Everything that pins, batch and schedules allow. Raises PinError where the pins leave nothing."""
-    pins = request.pins
-    found = [
-        candidate
-        for mesh in _meshes(graph, cluster, pins)
-        if request.batch % mesh.data == 0
-        for micro in divisors(request.batch // mesh.data)
-        if pins.microbatch in (None, micro)
-        for candidate in _scheduled(graph, cluster, pins, mesh, micro, request.batch // mesh.data // micro)
-    ]
+    """Everything that constraints, batch and schedules allow. Raises PinError where they leave nothing."""
+    check_patterns(graph, request.constraints)
+    found = list(_candidates(graph, cluster, request))
     if not found:
         _refuse(graph, cluster, request)
     return found
 
 
-def _meshes(graph: ModelGraph, cluster: Cluster, pins: Pins) -> Iterator[Mesh]:
-    """Tensor parallelism stays inside the fastest domain, unless it is pinned."""
+def check_patterns(graph: ModelGraph, constraints: Constraints) -> None:
+    """Raise PinError for a glob that names no layer."""
+    names = [block.name for block in graph.blocks]
+    for condition in constraints.patterns():
+        if not any(map(condition.covers, names)):
+            some = ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")
+            raise PinError(condition.field, f"{condition.layers!r} names no layer", f"the model's are {some}")
+
+
+def _candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterator[Candidate]:
+    for mesh in _meshes(graph, cluster, request.constraints):
+        if request.batch % mesh.data == 0:
+            samples = request.batch // mesh.data
+            for micro in divisors(samples):
+                if request.constraints.admits("microbatch", micro):
+                    yield from _scheduled(graph, cluster, request.constraints, mesh, micro, samples // micro)
+
+
+def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> Iterator[Mesh]:
+    """Tensor parallelism stays inside the fastest domain, unless a constraint speaks of it."""
+    widest = cluster.devices if constraints.on("tensor") else cluster.levels[0].size
     for pipeline in divisors(cluster.devices):
-        if pipeline > len(graph.blocks) or pins.pipeline not in (None, pipeline):
+        if pipeline > len(graph.blocks) or not constraints.admits("pipeline", pipeline):
             continue
         for tensor in divisors(cluster.devices // pipeline):
             data = cluster.devices // pipeline // tensor
-            if pins.tensor is None and tensor > cluster.levels[0].size:
-                continue
-            if pins.tensor in (None, tensor) and pins.data in (None, data):
+            if tensor <= widest and constraints.admits("tensor", tensor) and constraints.admits("data", data):
                 yield Mesh(pipeline=pipeline, data=data, tensor=tensor)
 
 
 def _scheduled(
-    graph: ModelGraph, cluster: Cluster, pins: Pins, mesh: Mesh, micro: int, accumulation: int
+    graph: ModelGraph, cluster: Cluster, constraints: Constraints, mesh: Mesh, micro: int, accumulation: int
 ) -> Iterator[Candidate]:
-    for schedule in SCHEDULES:
-        if pins.schedule not in (None, schedule) or (schedule in SPLIT_BACKWARD and not _split_allowed(pins)):
-            continue
-        # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that.
-        if mesh.pipeline == 1 and schedule != (pins.schedule or "1f1b"):
-            continue
-        for virtual in range(1, MOST_VIRTUAL + 1) if pins.virtual is None else (pins.virtual,):
+    said = {int(value) for condition in constraints.on("virtual") for value in condition.values}
+    schedules: Sequence[ScheduleName] = [name for name in SCHEDULES if constraints.admits("schedule", name)]
+    if mesh.pipeline == 1:
+        # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
+        schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))[:1]
+    for schedule in schedules:
+        for virtual in sorted(said.union(range(1, MOST_VIRTUAL + 1))):
             if virtual * mesh.pipeline > len(graph.blocks) or legal(schedule, mesh.pipeline, virtual, accumulation):
                 continue
-            for zero_group in _zero_groups(cluster, pins, mesh):
-                yield Candidate(mesh, micro, accumulation, schedule, virtual, zero_group)
+            if not constraints.admits("virtual", virtual):
+                continue
+            for zero_group in _zero_groups(cluster, constraints, mesh):
+                candidate = Candidate(mesh, micro, accumulation, schedule, virtual, zero_group)
+                if allowed_choices(candidate, constraints, graph):
+                    yield candidate
 
 
-def _split_allowed(pins: Pins) -> bool:
-    return pins.zero != 3 and pins.recompute in (None, "none")
-
-
-def _zero_groups(cluster: Cluster, pins: Pins, mesh: Mesh) -> tuple[int, ...]:
-    """The whole data axis, or the part of it inside a node."""
-    if pins.zero_group is not None:
-        return (pins.zero_group,) if mesh.data % pins.zero_group == 0 else ()
-    if mesh.data == 1 or pins.zero == 0:
+def _zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[int, ...]:
+    """The whole data axis, or the part of it inside a node; all its divisors where a constraint speaks of it."""
+    if constraints.on("zero_group"):
+        return tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
+    if mesh.data == 1 or constraints.pinned("zero") == 0:
         return (mesh.data,)
     inside = cluster.devices_per_node // mesh.tensor
     return (mesh.data, inside) if 1 < inside < mesh.data and mesh.data % inside == 0 else (mesh.data,)
 
 
 def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
-    pins, devices = request.pins, cluster.devices
-    for name in ("pipeline", "data", "tensor"):
-        degree = getattr(pins, name)
-        if degree is not None and devices % degree:
-            raise PinError(f"--pin {name}", f"{degree} does not divide {devices} devices", f"one of {divisors(devices)}")
-    if pins.pipeline is not None and pins.pipeline * (pins.virtual or 1) > len(graph.blocks):
-        raise PinError("--pin pipeline", f"the model has {len(graph.blocks)} blocks, fewer than stages", "fewer stages")
-    if pins.data is not None and request.batch % pins.data:
-        wrong = f"{pins.data} does not divide the batch of {request.batch}"
-        raise PinError("--pin data", wrong, f"one of {divisors(request.batch)}")
-    if pins.pipeline and pins.data and pins.tensor and pins.pipeline * pins.data * pins.tensor != devices:
-        product = pins.pipeline * pins.data * pins.tensor
-        raise PinError("--pin", f"pipeline x data x tensor = {product}, not the {devices} devices", "a product that matches")
-    if pins.schedule is not None:
-        reasons = [
-            reason
-            for mesh in _meshes(graph, cluster, pins) if request.batch % mesh.data == 0
-            for reason in [legal(pins.schedule, mesh.pipeline, pins.virtual or (1 if pins.schedule in ("gpipe", "1f1b") else 2),
-                                 request.batch // mesh.data // (pins.microbatch or 1))]
-            if reason
-        ]
-        if reasons:
-            raise PinError("--pin schedule", reasons[-1], "another schedule, or fewer pins")
-    wrong = f"no mesh of {devices} devices, batch {request.batch} and schedule satisfies all pins"
-    raise PinError("--pin", wrong, "fewer pins")
+    """Raise PinError about the smallest set of constraints that leaves no candidate."""
+    def possible(limits: tuple[Limit, ...]) -> bool:
+        return next(_candidates(graph, cluster, replace(request, constraints=Constraints.of(limits))), None) is not None
+
+    conflict = smallest_conflict(request.constraints.limits, possible)
+    devices = f"{cluster.devices} devices, a batch of {request.batch} and {len(graph.blocks)} blocks"
+    if not conflict:
+        raise PinError("--batch", f"no mesh and schedule fits {devices}", "another batch or number of devices")
+    said = " and ".join(str(limit) for limit in conflict)
+    wrong = f"{said} leave{'s' if len(conflict) == 1 else ''} no candidate on {devices}"
+    raise PinError(_field(conflict[-1]), wrong, _open_values(graph, cluster, request, conflict))
 
 
-def allowed_choices(candidate: Candidate, pins: Pins) -> Allowed:
-    """ZeRO stages and recomputation that pins and schedule leave. Without data parallelism only ZeRO 0 has a meaning."""
-    split = candidate.schedule in SPLIT_BACKWARD
-    levels = tuple(level for level in RECOMPUTE_LEVELS if pins.recompute in (None, level) and (level == "none" or not split))
-    # Sharding over one rank is no sharding; a pinned stage is kept as the user wrote it.
-    stages = (0, 1, 2, 3) if candidate.zero_group > 1 else (0,)
-    zero = (pins.zero,) if pins.zero is not None else tuple(z for z in stages if not (split and z == 3))
-    return Allowed(levels, zero)
+def _field(limit: Limit) -> str:
+    return getattr(limit, "field", None) or limit.where
+
+
+def _open_values(graph: ModelGraph, cluster: Cluster, request: Request, conflict: tuple[Limit, ...]) -> str:
+    """The values that the last limit's decision may have under all other constraints."""
+    others = replace(request, constraints=request.constraints.without(conflict[-1]))
+    name = getattr(conflict[-1], "name", "")
+    values = {candidate.decided[name] for candidate in _candidates(graph, cluster, others) if name in candidate.decided}
+    if not values:
+        return "leave one of them out" if len(conflict) > 1 else "leave it out"
+    return f"{name} in [{', '.join(str(value) for value in sorted(values, key=lambda v: (str(type(v)), v)))}]"
+
+
+def allowed_choices(
+    candidate: Candidate, constraints: Constraints, graph: ModelGraph, sequence_parallel: bool | None = None
+) -> tuple[Allowed, ...]:
+    """The spaces of ZeRO stages and recomputation that constraints and schedule leave (see :func:`alternatives`).
+    ``sequence_parallel``: None where that is not known yet."""
+    decided = candidate.decided
+    if sequence_parallel is not None:
+        decided["sequence_parallel"] = sequence_parallel
+    names = tuple(block.name for block in graph.blocks) if next(constraints.patterns(), None) else ()
+    return alternatives(constraints, candidate.schedule, candidate.zero_group, decided, names)
 
 
 def shape_of(candidate: Candidate, cluster: Cluster) -> Shape:

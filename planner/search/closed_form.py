@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.search.chain import Chain
-from planner.search.columns import Shape
+from planner.search.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +17,6 @@ class Least:
     work_s: float
     tail_s: float
     size_bytes: float
-
-
-def cheap_bound(chain: Chain, shape: Shape) -> float:
-    """A lower bound of the step, in closed form; infinite where the parameters alone do not fit."""
-    pairs = [Least(run.count, *least) for run, least in zip(chain.runs, chain.least, strict=True)]
-    return closed_form(pairs, chain.costed.context_s, shape)
 
 
 def _mean_fill(blocks: Sequence[Least], pipeline: int) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 from planner.evaluate import receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.chain import Chain
-from planner.search.columns import Shape
-from planner.search.tables import PERSISTENT, SAVED, TAIL, Floats, Table
+from planner.search.shape import Shape
+from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED, Floats, Table
 
 MOST_TRADES = 400
 BISECTIONS = 30
@@ -115,7 +115,7 @@ def _fill(
 
 def _peak_change(portion: _Portion, old: int, new: int) -> float:
     """What the transients gain when the last block leaves a choice, as an estimate."""
-    return float(portion.table.transient[old] - portion.table.transient[new]) if portion.counts[old] == 1 else 0.0
+    return float(portion.table.peaks[old] - portion.table.peaks[new]) if portion.counts[old] == 1 else 0.0
 
 
 def _portions(
@@ -128,7 +128,8 @@ def _portions(
         for run, piece in enumerate(chain.runs):
             count = min(bounds[stage + 1], piece.first + piece.count) - max(bounds[stage], piece.first)
             for kind, table in enumerate(chain.single[run]) if count > 0 else ():
-                cost_s = shape.microbatches * table.sums[:, :3].sum(axis=1) + table.sums[:, TAIL]
+                once_s = table.sums[:, ONCE] + table.sums[:, OPTIMIZER]
+                cost_s = shape.microbatches * table.sums[:, :PASSES].sum(axis=1) + once_s
                 counts = [0] * len(cost_s)
                 counts[int(np.argmin(cost_s))] = count
                 result.append(_Portion(stage, run, kind, table, counts, cost_s, lives))
@@ -161,7 +162,7 @@ def _transient(portions: Sequence[_Portion], owned: Sequence[int]) -> float:
             if portion.stage != stage:
                 continue
             for choice, count in enumerate(portion.counts):
-                top = float(portion.table.tops[choice, 0])
+                top = float(portion.table.peaks[choice])
                 if count and portion.kind == 0:
                     peak = max(peak, top)
                 elif count:
@@ -177,7 +178,7 @@ def _decided(portions: Sequence[_Portion], owned: Sequence[int]) -> dict[int, tu
         decisions: list[BlockDecision] = []
         for run in sorted({portion.run for portion in mine}):
             levels, zeros = (
-                [p.table.picks[i][0][0][0] for i, n in enumerate(p.counts) for _ in range(n)]
+                [p.table.names[i] for i, n in enumerate(p.counts) for _ in range(n)]
                 for p in sorted((p for p in mine if p.run == run), key=lambda p: p.kind)
             )
             decisions += [BlockDecision(z, r) for z, r in zip(zeros, levels, strict=True)]

@@ -18,13 +18,15 @@ from hardware_profiles import Cluster
 from planner.costing import Pricing, cost_graph
 from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
 from planner.evaluate import forward_seconds, input_gradient_seconds
+from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
+from planner.search.allowed import Allowed, union_of
 from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
-from planner.search.chain import NO_STATE
 from planner.search.closed_form import Least, closed_form
+from planner.search.engine import planning_engine
 from planner.search.request import Request
 
 HUGE_MICROBATCH = 4096
@@ -57,6 +59,7 @@ class Prices:
         self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[BlockCosts, ...]] = {}
+        self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
 
     def __call__(self, candidate: Candidate) -> CostedGraph | None:
@@ -109,20 +112,25 @@ class Prices:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
         if not self.options(candidate.mesh.tensor):
             return float("inf")
-        allowed = allowed_choices(candidate, self.request.pins)
+        allowed = union_of(allowed_choices(candidate, self.request.constraints, self.graph))
+        key = (candidate.mesh, candidate.micro, candidate.zero_group, candidate.accumulation > 1, allowed)
+        if key not in self._least:
+            self._least[key] = self._least_blocks(candidate, allowed)
+        return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
+
+    def _least_blocks(self, candidate: Candidate, allowed: Allowed) -> list[Least]:
         samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
-        states = self.states(candidate)
-        pairs = []
+        states, engine, blocks = self.states(candidate), planning_engine(), []
         for name, count in self._counts.items():
             held = [option[name][zero] for option in states for zero in allowed.zero]
-            traffic = min(state.forward_comm_s + state.backward_comm_s for state in held)
+            traffic_s = min(engine.gathers_floor * (state.forward_comm_s + state.backward_comm_s) for state in held)
             saved = candidate.micro * samples[name].saved_bytes
-            pairs.append(Least(
-                count, candidate.micro * samples[name].work_s + traffic,
-                min(state.once_comm_s + state.optimizer_s for state in held),
+            blocks.append(Least(
+                count, candidate.micro * samples[name].work_s + traffic_s,
+                min(engine.gradients_floor * state.once_comm_s + state.optimizer_s for state in held),
                 min(s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes for s in held) + saved,
             ))
-        return closed_form(pairs, 0.0, shape_of(candidate, self.cluster))
+        return blocks
 
     def _least_samples(self, tensor: int, levels: tuple[str, ...]) -> dict[str, _Sample]:
         if tensor not in self._huge:

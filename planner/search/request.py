@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hardware_profiles import Cluster
+from planner.constraints import Constraints, Headroom
+from planner.ir.errors import PinError
 from planner.ir.plan import OptimizerSettings, Plan, Precision, Prediction
-from planner.search.pins import Pins
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """Proof of quality: no plan of the ``candidates`` examined takes less than ``lower_bound_s``; ``solved`` of them needed
-    an ILP, bounds excluded the rest."""
+    an ILP, bounds excluded the rest. ``constraints``: under which, as the command line writes them."""
 
     lower_bound_s: float
     candidates: int
     solved: int
+    constraints: tuple[str, ...] = ()
 
     def gap_of(self, step_s: float) -> float:
         """How far, at most, a plan of ``step_s`` is from the best, as a part of its own step."""
@@ -25,15 +28,36 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Request:
-    """``batch``: global, in samples; ``gap``: stop within this part of the optimum; ``time_limit_s`` of solving."""
+    """``batch``: global, in samples; ``gap``: stop within this part of the optimum; ``time_limit_s`` of solving;
+    ``memory_limit_bytes``: what one device may hold at most, its reserve counted, beside its own memory."""
 
     batch: int
     sequence: int
     precision: Precision
-    pins: Pins = field(default_factory=Pins)
+    constraints: Constraints = field(default_factory=Constraints)
     gap: float = 0.001
     time_limit_s: float | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    memory_limit_bytes: int | None = None
+
+    def limited(self, cluster: Cluster) -> Cluster:
+        """The cluster with the memory that a plan may use: less head-room, at most the limit. Raises PinError where head-room
+        leaves nothing beside the reserve."""
+        memory, headroom = cluster.chip.memory_bytes, self.constraints.headroom
+        free = 0 if headroom is None else headroom.of(memory)
+        if headroom is not None and memory - free <= cluster.chip.reserve_bytes:
+            usable = memory - cluster.chip.reserve_bytes
+            wrong = f"{headroom} leaves nothing of the {usable} bytes of a device that plans can use"
+            raise PinError(headroom.where, wrong, "less head-room")
+        allowed = min(memory - free, memory if self.memory_limit_bytes is None else self.memory_limit_bytes)
+        return cluster if allowed == memory else replace(cluster, chip=replace(cluster.chip, memory_bytes=allowed))
+
+    def asked(self, cluster: Cluster) -> Constraints:
+        """The constraints, a limit of memory among them as head-room."""
+        if self.memory_limit_bytes is None:
+            return self.constraints
+        free = cluster.chip.memory_bytes - self.limited(cluster).chip.memory_bytes
+        return self.constraints.with_(Headroom(size_bytes=free)) if free else self.constraints
 
 
 @dataclass(frozen=True)

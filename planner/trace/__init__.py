@@ -16,6 +16,7 @@ from planner.trace.losses import separate_loss
 from planner.trace.samples import check_samples
 from planner.trace.unflatten import unflatten
 from planner.trace.verify import verify
+from planner.trace.widen import widen_loss
 
 __all__ = ["ModelSource", "load_model", "trace_model"]
 
@@ -32,7 +33,7 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str)
     graph = flatten(exported, built)
     graph = canonicalise(graph)
     graph = unflatten(graph)
-    graph = separate_loss(graph)
+    graph = widen_loss(separate_loss(graph))
     graph = check_samples(graph)
     graph = fold_masks(graph)
     check_tables(graph)

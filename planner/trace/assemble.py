@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.errors import ModelError
-from planner.ir.graph import BatchInput, Block, Body, BodyValue, Buffer, ModelGraph, Node
+from planner.ir.graph import BatchInput, Block, Body, BodyValue, ModelGraph, Node
 from planner.ir.types import Argument, Ref, TensorType
 from planner.trace.blocks import Segment
+from planner.trace.buffers import unknown_buffers, values_of_buffers
 from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph
 from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
-from planner.trace.recipes import encode
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,19 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
     used = [value.name for value in context.buffers] + [fqn for block in blocks for _, fqn in block.buffers]
     return ModelGraph(
         name=name, batch_inputs=_batch_inputs(graph), parameters=built.parameters,
-        buffers=tuple(_buffer(graph, fqn, built) for fqn in dict.fromkeys(used)), context=context,
+        buffers=values_of_buffers(graph, tuple(dict.fromkeys(used)), built), context=context,
         bodies=tuple(bodies.values()), blocks=tuple(blocks), loss=names.of[loss], weight=names.of[weight],
-        dtype=built.dtype, sequence=graph.sequence, warnings=(*graph.warnings, *_idle_parameters(built, blocks)),
+        dtype=built.dtype, sequence=graph.sequence,
+        warnings=(
+            *graph.warnings, *_idle_parameters(built, blocks), *unknown_buffers(built, used), *_frozen_starts(built),
+        ),
+    )
+
+
+def _frozen_starts(built: BuiltModel) -> tuple[str, ...]:
+    return tuple(
+        f"parameter {fqn} starts from one draw kept by value, whatever the seed: its initialisation cannot be replayed"
+        for fqn in built.frozen
     )
 
 
@@ -211,13 +221,6 @@ def _label(segment: Segment, body: Body, before: Sequence[Block]) -> str:
     while name in taken:
         name, count = f"{wanted}_{count}", count + 1
     return name
-
-
-def _buffer(graph: FlatGraph, fqn: str, built: BuiltModel) -> Buffer:
-    if fqn not in graph.values:
-        raise ModelError(graph.where, f"buffer {fqn} has no value known without its model's weights",
-                         "compute it in the constructor from sizes alone")
-    return Buffer(fqn, graph.inputs[f"buffer:{fqn}"], encode(graph.values[fqn]), fqn in built.persistent)
 
 
 def _batch_inputs(graph: FlatGraph) -> tuple[BatchInput, ...]:

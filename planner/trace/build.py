@@ -23,8 +23,10 @@ from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recordi
 class BuiltModel:
     """A model whose tensors are all fake, with what is known of their values.
 
-    ``canonical``: the first name of every parameter and buffer under any of its names. ``values``: buffers that have
-    values. ``draws``: uses of the random generator in order; ``drawn``: the one that each parameter's recipe begins with.
+    ``canonical``: the first name of every parameter and buffer under any of its names. ``buffers``: all names of buffers.
+    ``values``: buffers that have values. ``persistent``: state keys.
+    ``draws``: uses of the random generator in order; ``drawn``: the one that each parameter's recipe begins with.
+    ``frozen``: parameters whose random start no recipe tells, so that one draw of it is kept by value.
     """
 
     module: nn.Module
@@ -32,10 +34,12 @@ class BuiltModel:
     fake: FakeTensorMode
     parameters: tuple[Parameter, ...]
     canonical: Mapping[str, str]
+    buffers: tuple[str, ...]
     values: Mapping[str, Tensor]
     persistent: frozenset[str]
     draws: tuple[Draw, ...]
     drawn: Mapping[str, int]
+    frozen: tuple[str, ...] = ()
 
 
 def build(source: ModelSource, dtype: str) -> BuiltModel:
@@ -47,19 +51,24 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
             module = source.build()
     canonical = _canonical(module)
-    parameters, drawn = [], {}
+    parameters, drawn, frozen = [], {}, []
     for fqn, trained in module.named_parameters():
         parameters.append(_parameter(source.where, fqn, trained, recorder, canonical))
-        draw = recorder.history(trained).draw
-        if draw is not None:
-            drawn[fqn] = draw
+        history = recorder.history(trained)
+        if history.draw is not None:
+            drawn[fqn] = history.draw
+        if history.random and parameters[-1].init[0].op == "value":
+            frozen.append(fqn)
     values, persistent = {}, frozenset(module.state_dict(keep_vars=True))
     for fqn, tensor in module.named_buffers():
         if not isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata not in recorder.stale:
             values[fqn] = tensor
     _replace_by_fakes(module, fake)
     draws = tuple(recorder.draws)
-    return BuiltModel(module, dtype, fake, tuple(parameters), canonical, values, persistent, draws, drawn)
+    buffers = tuple(fqn for fqn, _ in module.named_buffers(remove_duplicate=False))
+    return BuiltModel(
+        module, dtype, fake, tuple(parameters), canonical, buffers, values, persistent, draws, drawn, tuple(frozen)
+    )
 
 
 def type_of(tensor: Tensor) -> TensorType:

@@ -57,6 +57,7 @@ def fold_masks(graph: FlatGraph) -> FlatGraph:
     """Replace constant attention masks by what they mean: causal, or nothing at all."""
     constants = Constants(graph)
     meaning: dict[str, str | None] = {}
+    fixed: set[str] = set(graph.fixed)
     nodes = []
     for node in graph.nodes:
         arguments = dict(node.arguments)
@@ -66,8 +67,20 @@ def fold_masks(graph: FlatGraph) -> FlatGraph:
                 meaning[mask.name] = _meaning(constants.value(mask.name))
             if meaning[mask.name] is not None:
                 node = _with(node, attn_mask=None, is_causal=meaning[mask.name] == "causal")
+                fixed |= _buffers_behind(graph, mask.name)
         nodes.append(node)
-    return prune(replace(graph, nodes=tuple(nodes)))
+    return prune(replace(graph, nodes=tuple(nodes), fixed=frozenset(fixed)))
+
+
+def _buffers_behind(graph: FlatGraph, name: str) -> set[str]:
+    """The buffers that a value is computed from."""
+    seen, pending = set(), [name]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            pending.extend(graph.by_name[current].operands if current in graph.by_name else ())
+    return {value for value in seen if value.startswith("buffer:")}
 
 
 def _with(node: Node, **changed: Argument) -> Node:

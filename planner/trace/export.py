@@ -30,6 +30,7 @@ from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.build import BuiltModel
 from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
+from planner.trace.recipes import default_dtype
 
 BATCH = 1_000_003
 """Samples of the traced batch: a prime beyond any size of a model."""
@@ -130,7 +131,8 @@ def _check_sizes(source: ModelSource, built: BuiltModel, sequence: int | None) -
 def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None) -> dict[str, Tensor]:
     if source.example_inputs is not None:
         try:
-            given = source.example_inputs(BATCH, sequence)
+            with default_dtype(getattr(torch, built.dtype)):
+                given = source.example_inputs(BATCH, sequence)
         except Exception as error:  # user code
             raise ModelError(users_line(error) or source.where,
                              f"example_inputs failed: {type(error).__name__}: {first_line(error)}") from error

@@ -35,6 +35,7 @@ class FlatGraph:
     ``inputs``: types of batch inputs, parameters and buffers by value name. ``outputs``: the user's loss, or its sum and
     weight; after the loss pass always (sum, weight). ``classes``: class name of each module path. ``values``: data of
     buffers by fqn. ``context``: names of the nodes that depend on no parameter (empty before the context pass).
+    ``fixed``: buffers (as value names) of which something was worked out.
     """
 
     where: str
@@ -47,6 +48,7 @@ class FlatGraph:
     trainable: frozenset[str]
     sequence: int
     context: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
     @functools.cached_property

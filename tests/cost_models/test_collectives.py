@@ -144,3 +144,13 @@ def test_measured_all_reduces_are_met(gpu: str, profile: str, sizes: Collection[
                 predicted = collective_s("all_reduce", span, float(row["size_MiB"]) * 2**20)
                 errors.append(abs(predicted / (float(row["time_us"]) * 1e-6) - 1))
     assert mean(errors) < bound
+
+
+def test_the_axes_of_a_torus_carry_a_collective_at_once() -> None:
+    def ring(size: int, torus: bool) -> Level:
+        return Level(f"ring {size}", size, Link("ring", 100.0, 0.0, 1.0, 0.0, 100.0, torus=torus))
+
+    torus = Cluster("torus", CHIP, (ring(4, True), ring(16, True)), nodes=4, devices_per_node=4)
+    assert collective_s("all_gather", span_of(torus, 4, 1), 100) == pytest.approx(3 * 100 / 100)
+    assert collective_s("all_gather", span_of(torus, 16, 1), 100) == pytest.approx(15 * 100 / 200)
+    assert collective_s("all_reduce", span_of(torus, 16, 1), 1600) <= 2 * 15 / 16 * 1600 / 200 + 1e-9

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.pipeline import StageTimes, Timeline, in_flight, live_profiles, simulate
+from cost_models.live import in_flight, live_profiles
+from cost_models.pipeline import StageTimes, Timeline, simulate
 from cost_models.schedules import SCHEDULES, actions, legal, rank_of_stage, stages_of_rank
 
 UNIT = StageTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)

@@ -1,4 +1,4 @@
-"""Predicted memory against the emitted program's real step on the CPU: within what is stated, case by case."""
+"""Predicted memory against the emitted program's real step on the CPU with gloo: what is sent and not waited for counts."""
 
 from __future__ import annotations
 
@@ -22,32 +22,21 @@ from tests.oracles.peak_memory import Peak, measure
 SIZES = {"layers": 6, "hidden": 128, "heads": 8, "vocab": 512}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 EXACT = 0.02
+"""By how much the prediction may exceed the measurement, as a part of it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``over``: by how much the prediction may exceed the measurement, as a part of it; ``under``: fall short of it."""
+    """A plan of a model, in a precision."""
 
     model: str
     precision: str
     row: Row
-    over: float = EXACT
-    under: float = 0.0
 
     @property
     def label(self) -> str:
         return f"{self.model}-{self.precision}-{self.row.label}"
 
-
-# What exceeds EXACT, and why. All of it is of single blocks, large here where a stage has three or six layers:
-ONE_BUFFER = 0.055
-"""ZeRO 2: two flat gradient buffers are counted, and one lives unless the first block is the largest."""
-TWO_COPIES = 0.07
-"""ZeRO 3: buffers and working copies of the two largest blocks are counted; the peak is at two others."""
-GRADIENTS_AND_ACTIVATIONS = 0.12
-"""With one micro-batch, and under gpipe, gradients come as activations go; both are counted whole."""
-SPLIT_BACKWARD = 0.11
-"""Zero-bubble schedules: gradients of activations that wait for the weight part are not counted. KNOWN TO FALL SHORT."""
 
 CASES = [
     Case("gpt", "fp32", Row(accumulation=2, microbatch=2)),
@@ -55,21 +44,21 @@ CASES = [
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
     Case("gpt", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
     Case("gpt", "fp32", Row(accumulation=2, microbatch=2, recompute="selective")),
-    Case("llama", "fp32", Row(accumulation=1, microbatch=2), 0.025),
-    Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3), GRADIENTS_AND_ACTIVATIONS),
+    Case("llama", "fp32", Row(accumulation=1, microbatch=2)),
+    Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3)),
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=1)),
-    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2, zero=2), ONE_BUFFER),
-    Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=3), 0.035),
-    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3), TWO_COPIES),
-    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2), 0.035),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2, zero=2)),
+    Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=3)),
+    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3)),
+    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, tensor=2, sequence_parallel=True)),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2)),
-    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="gpipe"), 0.07),
-    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full"), 0.03),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="gpipe")),
+    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full")),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="interleaved-1f1b")),
-    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="zbv"), under=SPLIT_BACKWARD),
-    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2), 0.08),
+    Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="zbv")),
+    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2)),
 ]
 
 
@@ -109,8 +98,8 @@ def compare(case: Case, directory: Path, *, trace: bool = False) -> list[tuple[S
 @pytest.mark.parametrize("case", CASES, ids=[case.label for case in CASES])
 def test_prediction_covers_the_measured_peak(case: Case, tmp_path: Path) -> None:
     for rank, (predicted, measured) in enumerate(compare(case, tmp_path / "program")):
-        total = predicted.total - predicted.reserve
+        total = predicted.total - resolve_cluster("local-cpu:1x1").chip.reserve_bytes
         ratio = total / measured.total
-        assert 1 - case.under <= ratio <= 1 + case.over, (
+        assert 1 <= ratio <= 1 + EXACT, (
             f"rank {rank}: predicted {total} bytes, measured {measured.total}: {ratio:.4f}\n{predicted}\n{measured}"
         )

@@ -9,6 +9,7 @@ from planner.costing.local import localise
 from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
 from tests.ops.interpret import saved_by_torch
+from tests.torch_versions import flash_attention_keeps
 
 BATCH = 2
 
@@ -21,6 +22,7 @@ def traced(model: str, dtype: str) -> ModelGraph:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_examples(model: str, dtype: str) -> None:
+    flash_attention_keeps(dtype)
     for body in traced(model, dtype).bodies:
         local = localise(body, None, BATCH)
         expected, shared = saved_by_torch(body, BATCH)

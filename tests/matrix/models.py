@@ -85,3 +85,93 @@ class _P(nn.Module):
 def nameless() -> nn.Module:
     """Modules and variables with meaningless names."""
     return _scrambled(_P(6, 30, 6, 46, 51))
+
+
+class _Buffered(nn.Module):
+    """A layer with buffers of every kind: a causal mask that becomes a flag, tables that are read, others that are not."""
+
+    def __init__(self, hidden: int, heads: int, seq: int, table: torch.Tensor) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(hidden)
+        self.mixing, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.register_buffer("mask", torch.ones(seq, seq, dtype=torch.bool).tril())
+        self.register_buffer("gains", torch.linspace(0.5, 1.5, hidden))
+        self.register_buffer("table", table)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("nothing", torch.empty(0, 3))
+        self.register_buffer("secret", torch.linspace(0.9, 1.1, hidden), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, hidden = x.shape
+        parts = self.mixing(self.norm(x) * self.gains + self.table[:seq]).reshape(batch, seq, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=self.mask[:seq, :seq])
+        return x + self.out(mixed.transpose(1, 2).reshape(batch, seq, hidden)) * self.secret
+
+
+class _WithBuffers(nn.Module):
+    def __init__(self, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> None:
+        super().__init__()
+        table = torch.outer(torch.arange(seq), torch.linspace(0.1, 1.0, hidden)).sin()
+        self.tokens, self.seq = nn.Embedding(vocab, hidden), seq
+        self.layers = nn.ModuleList(_Buffered(hidden, heads, seq, table) for _ in range(layers))
+        self.head, self.unused = nn.Linear(hidden, vocab, bias=False), nn.Linear(3, 2)
+        self.register_buffer("offsets", torch.randn(hidden))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(input_ids) + self.offsets
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def buffered(layers: int = 3, seq: int = 20) -> nn.Module:
+    """Persistent buffers that blocks read, that are folded, that nothing reads, that layers share; an idle parameter."""
+    return _scrambled(_WithBuffers(layers, 30, 6, 51, seq))
+
+
+class _Corner(nn.Module):
+    """A gated residual: its gates are parameters without dims."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(hidden), nn.Parameter(torch.tensor(0.3))
+        self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gate * self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class _Corners(nn.Module):
+    def __init__(self, layers: int, hidden: int, vocab: int, kinds: int, seq: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, hidden, padding_idx=4)
+        self.kinds, self.temperature = nn.Embedding(kinds, hidden), nn.Parameter(torch.tensor(1.2))
+        self.layers = nn.ModuleList(_Corner(hidden, 46) for _ in range(layers))
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        self.register_buffer("ids", torch.arange(seq) % kinds, persistent=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(input_ids) + self.kinds(self.ids[: input_ids.shape[1]])
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) * self.temperature
+
+
+def corners(vocab: int = 51) -> nn.Module:
+    """A padding row, a table of fewer rows than ranks, parameters without dims."""
+    model = _Corners(3, 30, vocab, 2, 24)
+    for name, parameter in model.named_parameters():
+        if parameter.dim():
+            nn.init.normal_(parameter, 0.7 if "norm" in name else 0.0, 0.3 if "norm" in name else 0.15)
+        else:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def frozen() -> nn.Module:
+    """The same, of which the first blocks are not trained: a first stage without gradients."""
+    model = corners()
+    for module in (model.tokens, model.kinds, model.layers[0]):
+        module.requires_grad_(False)
+    return model

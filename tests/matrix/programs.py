@@ -17,13 +17,13 @@ from tests.matrix.test_matrix import MODELS
 from tests.matrix.workers import Outcome, Workers
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SEQUENCE = {"gpt": 20, "llama": 24}
+SEQUENCE = {"gpt": 20, "llama": 24, "buffered": 20, "corners": 24}
 
 
 @cache
 def small_graph(model: str, precision: str = "fp64", layers: int = 2, dropout: float = 0.0) -> ModelGraph:
     """A model of ``tests/matrix/models.py`` with few layers."""
-    settings = {"layers": layers} | ({"dropout": dropout} if dropout else {})
+    settings = ({} if model == "corners" else {"layers": layers}) | ({"dropout": dropout} if dropout else {})
     return trace_model(load_model(f"{MODELS}:{model}", settings, None), sequence=SEQUENCE[model], dtype=DTYPES[precision])
 
 
@@ -34,9 +34,11 @@ class Emitted:
     directory: Path
     ranks: int
 
-    def launch(self, workers: Workers, *arguments: str, ranks: int | None = None) -> list[Outcome]:
+    def launch(
+        self, workers: Workers, *arguments: str, ranks: int | None = None, timeout_s: float = 60
+    ) -> list[Outcome]:
         """Run it; what every rank left."""
-        return workers.run(self.directory, ranks or self.ranks, [*ARGUMENTS, *arguments])
+        return workers.run(self.directory, ranks or self.ranks, [*ARGUMENTS, *arguments], timeout_s=timeout_s)
 
     def train(self, workers: Workers, steps: int, *arguments: str) -> list[dict[str, float]]:
         """Run it to step ``steps``; what it reported of each step that it made."""
@@ -45,7 +47,7 @@ class Emitted:
         outcomes = self.launch(workers, "--steps", str(steps), "--metrics", str(metrics), *arguments)
         failed = [outcome for outcome in outcomes if outcome.code]
         assert not failed, failed[0].error
-        return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        return read_reports(metrics)
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Change the program's text as a user would by hand."""
@@ -59,6 +61,11 @@ def emitted(graph: ModelGraph, row: Row, directory: Path, precision: str = "fp64
     """The program of a row of decisions."""
     emit(make_plan(graph, row, precision=precision), graph, directory, prediction=None, plan_yaml="format: 1\n")
     return Emitted(directory, row.devices)
+
+
+def read_reports(metrics: Path) -> list[dict[str, float]]:
+    """What a program wrote of every step."""
+    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
 
 
 def losses(reports: Sequence[dict[str, float]]) -> list[float]:

@@ -47,7 +47,7 @@ def train_plainly(model: nn.Module, batches: list[Mapping[str, Tensor]]) -> Refe
         factor = min(1.0, CLIP / (norm + 1e-6))
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
-        for p in model.parameters():
+        for p in (p for p in model.parameters() if p.requires_grad):
             assert p.grad is not None
             p.grad.mul_(factor)
         optimizer.step()

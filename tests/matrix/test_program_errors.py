@@ -100,6 +100,16 @@ def test_a_checkpoint_of_another_model(workers: Workers, program: Emitted, tmp_p
     refused(program.launch(workers, "--checkpoint", str(tmp_path / "kept")), "tokens.weight is (53, 28)")
 
 
+@pytest.mark.parametrize(("file", "size", "said"), [
+    (".metadata", 300, "no complete checkpoint"), (".metadata", 0, "no complete checkpoint"),
+    ("__0_0.distcp", 2000, "cannot be read ("), ("training.json", 9, "missing or mangled"),
+])
+def test_a_mangled_checkpoint(workers: Workers, program: Emitted, file: str, size: int, said: str, tmp_path: Path) -> None:
+    program.train(workers, 1, "--checkpoint", str(tmp_path))
+    os.truncate(tmp_path / "step-00000001" / file, size)
+    refused(program.launch(workers, "--steps", "2", "--checkpoint", str(tmp_path)), str(tmp_path), said)
+
+
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved-zero-bubble"])
 @pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)
 def test_a_split_backward_pass_takes_neither_zero_3_nor_recomputation(schedule: str, decision: dict[str, object]) -> None:
@@ -114,9 +124,7 @@ def test_a_program_changed_by_hand_is_refused_too(workers: Workers, decision: di
     row = Row(pipeline=2, schedule="interleaved-1f1b", accumulation=4, **decision)  # type: ignore[arg-type]
     program = emitted(small_graph("gpt"), row, tmp_path / "program")
     program.edit("train.py", '"interleaved-1f1b"', '"interleaved-zero-bubble"')
-    outcomes = program.launch(workers, "--steps", "1")
-    assert all(outcome.code == 1 for outcome in outcomes)
-    assert all("parts the backward pass" in outcome.error for outcome in outcomes)
+    refused(program.launch(workers, "--steps", "1"), "train.py: ", "parts the backward pass; use another schedule")
 
 
 def test_torch_is_all_that_a_program_needs(tmp_path: Path) -> None:

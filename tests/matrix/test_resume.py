@@ -122,7 +122,8 @@ def test_a_finished_run_does_nothing_more(
     workers: Workers, programs: dict[str, Emitted], tokens: Path, half: Path
 ) -> None:
     before = (half / "step-00000003" / ".metadata").stat().st_mtime_ns
-    assert programs["one rank"].train(workers, 3, "--data", str(tokens), "--checkpoint", str(half)) == []
+    (outcome,) = programs["one rank"].launch(workers, "--steps", "3", "--data", str(tokens), "--checkpoint", str(half))
+    assert outcome.output == f"resumed from {half} after step 3: nothing is left to do up to step 3\n"
     assert (half / "step-00000003" / ".metadata").stat().st_mtime_ns == before
 
 

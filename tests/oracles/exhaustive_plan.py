@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Engine
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
 from planner.ir.plan import BlockDecision, Plan, Prediction, StagePlan
@@ -25,12 +25,15 @@ def every_plan(template: Plan, costed: CostedGraph, choices: tuple[BlockDecision
 
 
 def best_plan(
-    template: Plan, costed: CostedGraph, cluster: Cluster, choices: tuple[BlockDecision, ...]
+    template: Plan, costed: CostedGraph, cluster: Cluster, choices: tuple[BlockDecision, ...], *, tied: bool = False,
+    engine: Engine | None = None,
 ) -> tuple[Plan, Prediction] | None:
-    """The quickest plan that fits, or None."""
+    """The quickest plan that fits, or None. ``tied``: the first and the last block share a parameter, so a ZeRO stage."""
     best: tuple[Plan, Prediction] | None = None
     for plan in every_plan(template, costed, choices):
-        prediction = evaluate(plan, costed, cluster)
+        if tied and plan.stages[0].decisions[0].zero != plan.stages[-1].decisions[-1].zero:
+            continue
+        prediction = evaluate(plan, costed, cluster, engine)
         if prediction.fits and (best is None or prediction.step_s < best[1].step_s):
             best = plan, prediction
     return best

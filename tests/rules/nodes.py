@@ -101,7 +101,7 @@ Held = Sequence[Sequence[Tensor]]
 
 
 def _embedding(node: Node, strategy: OpStrategy, held: Held) -> list[Tensor] | None:
-    """Every rank looks up the rows that it holds, zero elsewhere."""
+    """Every rank looks up the rows that it holds, zero elsewhere; the padding row has no gradient."""
     lies = strategy.operands[0]
     if lies.state != "shard" or lies.dim != 0:
         return None
@@ -112,7 +112,9 @@ def _embedding(node: Node, strategy: OpStrategy, held: Held) -> list[Tensor] | N
         place = torch.full((extent,), -1)
         place[rows] = torch.arange(len(rows))
         local = place[indices]
-        outputs.append(weight[local.clamp(min=0)] * (local >= 0).unsqueeze(-1))
+        looked_up = weight[local.clamp(min=0)]
+        looked_up = torch.where((indices == node.argument("padding_idx")).unsqueeze(-1), looked_up.detach(), looked_up)
+        outputs.append(looked_up * (local >= 0).unsqueeze(-1))
     return outputs
 
 

@@ -24,17 +24,19 @@ def make_cluster(devices: int, memory: int) -> Cluster:
     return Cluster("made", chip, (Level("all", devices, link),), 1, devices)
 
 
-def make_graph(bodies: Sequence[str]) -> ModelGraph:
-    """A chain of blocks whose bodies have the given names; each block has one parameter of its own."""
+def make_graph(bodies: Sequence[str], *, tied: bool = False) -> ModelGraph:
+    """A chain of blocks whose bodies have the given names; each block has one parameter of its own, or the first and the last
+    block share theirs."""
+    owners = [0 if tied and i == len(bodies) - 1 else i for i in range(len(bodies))]
     distinct = tuple(
         Body(name, (BodyValue("x", HIDDEN),), (BodyValue("weight", HIDDEN),), (), (), ("x",))
         for name in dict.fromkeys(bodies)
     )
     blocks = tuple(
-        Block(f"blocks.{i}", body, (f"v{i}",), (f"v{i + 1}",), (("weight", f"blocks.{i}.weight"),), ())
+        Block(f"blocks.{i}", body, (f"v{i}",), (f"v{i + 1}",), (("weight", f"blocks.{owners[i]}.weight"),), ())
         for i, body in enumerate(bodies)
     )
-    parameters = tuple(Parameter(f"blocks.{i}.weight", TensorType((4, 4), "float32"), ()) for i in range(len(bodies)))
+    parameters = tuple(Parameter(f"blocks.{i}.weight", TensorType((4, 4), "float32"), ()) for i in dict.fromkeys(owners))
     context = Body("Context", (), (), (), (), ())
     return ModelGraph("made", (), parameters, (), context, distinct, blocks, f"v{len(bodies)}", "weight", "float32", 4)
 

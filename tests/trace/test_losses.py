@@ -93,3 +93,40 @@ def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
     text = MODEL.format(line="pass").replace("def loss(outputs, batch):\n    pass", "")
     graph = trace_model(load_model(model_file(text), {}, None), sequence=None, dtype="float32")
     assert {given.name: given.high for given in graph.batch_inputs}["labels"] == 5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("line", "terms"), [
+    ("return ((outputs - batch['target']) ** 2).mean()", lambda x, y: (x - y) ** 2),
+    ("return F.mse_loss(outputs, batch['target'])", lambda x, y: (x.float() - y.float()) ** 2),
+    ("return 0.5 * F.l1_loss(outputs, batch['target'])", lambda x, y: 0.5 * (x.float() - y.float()).abs()),
+    ("return ((outputs - batch['target']) ** 2).sum(-1).sum() / batch['scale'].sum()", lambda x, y: ((x - y) ** 2).sum(-1)),
+    ("return -F.nll_loss(outputs, batch['labels'], reduction='sum'), batch['scale'].sum()", lambda x, y: x[:, 1]),
+    ("return (outputs.abs().sum() + 3 * outputs.abs().sum(0).sum()).to(outputs.dtype), batch['scale'].sum()",
+     lambda x, y: 4 * x.abs().float()),
+    ("return outputs.abs().sum().double(), batch['scale'].sum()", lambda x, y: x.abs()),
+])
+def test_half_precisions_are_summed_in_float32(
+    model_file: Callable[[str], str], dtype: str, line: str, terms: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """3,000 samples: as a half the sum would be far off, or infinite."""
+    half, samples = getattr(torch, dtype), 3000
+    source = load_model(model_file(MODEL.format(line=line)), {}, None)
+    graph = trace_model(source, sequence=None, dtype=dtype)
+    torch.manual_seed(0)
+    model = source.build().to(half)
+    for bias in (model.a.bias, model.b.bias):
+        torch.nn.init.zeros_(bias)  # The graph adds biases apart, which rounds once more.
+    batch = {
+        "features": 3 * torch.randn(samples, 6, dtype=half), "labels": torch.ones(samples, dtype=torch.int64),
+        "target": 20 + torch.randn(samples, 5, dtype=half), "scale": torch.ones(samples, dtype=half),
+    }
+    batch = {given.name: batch[given.name].to(getattr(torch, given.type.dtype)) for given in graph.batch_inputs}
+    total, weight = run(graph, dict(model.named_parameters()), batch)
+    with torch.no_grad():
+        expected = terms(model(batch["features"]), batch.get("target", torch.zeros(()))).double().sum()
+    assert total.dtype in (torch.float32, torch.float64)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert weight.item() in (samples, 5 * samples)
+    total.backward()
+    assert all(p.grad is not None and p.grad.dtype == half for p in model.parameters())

@@ -10,7 +10,7 @@ import torch
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import InitStep
-from planner.trace import load_model
+from planner.trace import load_model, trace_model
 from planner.trace.build import BuiltModel, build
 from planner.trace.load import ModelSource
 from planner.trace.recipes import replay
@@ -104,6 +104,28 @@ def make():
 """
     with pytest.raises(ModelError, match=said):
         build(load_model(model_file(source), {}, None), "float32")
+
+
+def test_a_draw_that_is_kept_by_value_is_told(model_file: Callable[[str], str]) -> None:
+    """A table that was computed is the model's own at any seed; one draw of a random start is not."""
+    source = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.w = nn.Embedding(48, 16), nn.Parameter(torch.empty(16, 16))
+        self.t = nn.Parameter(torch.arange(16.0) ** 2)
+        nn.init.orthogonal_(self.w)
+
+    def forward(self, input_ids):
+        return (self.e(input_ids) @ self.w + self.t) @ self.e.weight.T
+
+def make():
+    return M()
+"""
+    graph = trace_model(load_model(model_file(source), {}, None), sequence=8, dtype="float32")
+    assert {p.fqn for p in graph.parameters if p.init[0].op == "value"} == {"w", "t"}
+    (warning,) = graph.warnings
+    assert warning.startswith("parameter w starts from one draw kept by value, whatever the seed")
 
 
 def test_generator_is_left_alone() -> None:

@@ -17,8 +17,9 @@ HERE = Path(__file__).parent
 INITIAL = json.loads((HERE / "initialization.json").read_text())
 RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
 DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
+IDLE = {fqn: item["idle"] for fqn, item in INITIAL.items() if "idle" in item}  # shapes of parameters that no block has
 
-CONSTANTS = {}
+CONSTANTS, BUFFERS = {}, []
 
 
 def make_positions(labels):

@@ -5,13 +5,14 @@
 
 import torch
 
-from model import ALIASES, CHAIN, CROSSING, DECAYS, RECIPES, SHARED, Stage, weigh
+from model import ALIASES, BUFFERS, CHAIN, CROSSING, DECAYS, IDLE, RECIPES, SHARED, Stage, weigh
 from runtime import launch
 from runtime.block import blocks_of
 from runtime.data import BatchInput
 from runtime.loop import Program, train
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
+from runtime.settings import Settings, check_settings
 from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, ZeroStage, shard
 
 PRECISION = "bf16"
@@ -64,6 +65,10 @@ def crossing(module_names, world):
 
 def build(device=None):
     """Mesh, stages, ZeRO and schedule: the program of this rank."""
+    check_settings(Settings(
+        mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION, schedule=SCHEDULE,
+        virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
+    ))
     world = launch.start(**MESH, zero_group=ZERO_GROUP, device=device)
     pipeline = MESH["pipeline"]
     owned = [stages_of_rank(SCHEDULE, pipeline, rank, VIRTUAL) for rank in range(pipeline)]
@@ -89,7 +94,7 @@ def build(device=None):
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
         flops=0, peak_flops=0, dropout=False,
-        betas=BETAS, epsilon=EPSILON,
+        betas=BETAS, epsilon=EPSILON, buffers=BUFFERS, idle=IDLE,
     )
 
 
@@ -99,5 +104,4 @@ def main():
 
 
 if __name__ == "__main__":
-    assert STAGES[-1][1] == len(CHAIN)
     launch.main_guard(main)

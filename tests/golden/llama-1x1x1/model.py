@@ -14,16 +14,21 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.block import Block as ParallelBlock
 from runtime.initialize import decode_constant
+from runtime.state import StateBuffer
 
 HERE = Path(__file__).parent
 INITIAL = json.loads((HERE / "initialization.json").read_text())
 RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
 DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
+IDLE = {fqn: item["idle"] for fqn, item in INITIAL.items() if "idle" in item}  # shapes of parameters that no block has
 
+STORED = json.loads((HERE / "constants.json").read_text())
 CONSTANTS = {
-    key: decode_constant(item["data"], getattr(torch, item["dtype"]), item["shape"])
-    for key, item in json.loads((HERE / "constants.json").read_text()).items()
+    key: decode_constant(item["data"], getattr(torch, item["dtype"]), item["shape"]) for key, item in STORED.items()
 }
+BUFFERS = [  # those that the model's state holds
+    StateBuffer(tuple(item["names"]), CONSTANTS[key], item["fixed"]) for key, item in STORED.items() if item["names"]
+]
 
 
 @cache

@@ -1,0 +1,67 @@
+"""Timing one call. On a CPU a thread's own seconds count, which no other process of the machine adds to; on CUDA, events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from .settings import Settings
+
+Call = Callable[[], Any]
+
+
+def call_s(call: Call, settings: Settings) -> float:
+    """Seconds of one call: the least mean of ``passes`` repeats, each of ``least_s`` at least, after a first call that counts
+    for nothing."""
+    once = _cuda_s if settings.device == "cuda" else _thread_s
+    once(call, 1)
+    first = once(call, 1)
+    count = max(1, min(2000, round(settings.least_s / max(first, 1e-7))))
+    return min(once(call, count) for _ in range(settings.passes))
+
+
+def _thread_s(call: Call, count: int) -> float:
+    start = time.thread_time()
+    for _ in range(count):
+        call()
+    return (time.thread_time() - start) / count
+
+
+def _cuda_s(call: Call, count: int) -> float:
+    import torch
+
+    make: Callable[..., Any] = torch.cuda.Event
+    start, end = make(enable_timing=True), make(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def exchange_s(call: Call, settings: Settings, agree: Callable[[float], float]) -> float:
+    """Seconds of one collective call by the wall clock (waiting is what a collective costs). ``agree``: the largest of all
+    ranks' values; it makes every rank call equally often and begins every repeat together."""
+    once = _cuda_s if settings.device == "cuda" else _wall_s
+    agree(once(call, 1))
+    first = agree(once(call, 1))
+    count = max(2, min(1000, round(settings.exchange_s / max(first, 1e-6))))
+    found = []
+    for _ in range(settings.exchange_passes):
+        agree(0.0)
+        found.append(once(call, count))
+    return min(found)
+
+
+def _wall_s(call: Call, count: int) -> float:
+    """The median: a call during which another program had the core takes many times as long."""
+    ends = [time.perf_counter()]
+    for _ in range(count):
+        call()
+        ends.append(time.perf_counter())
+    return statistics.median(after - before for before, after in pairwise(ends))

@@ -1,0 +1,163 @@
+"""Constraints as they are written: ``--pin``, ``--forbid``, ``--headroom`` and the ``constraints`` section of JOB.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.constraints import DEGREES, DOMAINS, LAYERED, NAMES, Combination, Condition, Constraints, Headroom, Relation, Value
+from planner.constraints_conflicts import check_contradictions
+from planner.ir.errors import PinError
+
+_CONDITION = re.compile(
+    r"(?:(?P<layers>[^:]+):)?\s*(?P<name>\w+)\s*(?P<relation><=|>=|!=|=|not\s+in\b|in\b)(?P<value>.+)", re.DOTALL
+)
+_LIST = re.compile(r"\s*\[(.*)\]\s*", re.DOTALL)
+_HEADROOM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)\s*")
+_UNITS = {"B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}}
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma outside of brackets."""
+
+
+def parse_pins(texts: Sequence[str]) -> Constraints:
+    """Read ``--pin`` texts alone. Raises PinError as :func:`parse_constraints`."""
+    return parse_constraints(texts)
+
+
+def parse_constraints(
+    pins: Sequence[str] = (), forbidden: Sequence[str] = (), headroom: str | None = None
+) -> Constraints:
+    """Read flags. Raises PinError naming what is allowed for unknown names, wrong values and contradictions."""
+    constraints = Constraints(
+        tuple(dict.fromkeys(parse_condition(text, "--pin") for text in pins)),
+        tuple(dict.fromkeys(parse_combination(text, "--forbid") for text in forbidden)),
+        None if headroom is None else parse_headroom(headroom, "--headroom"),
+    )
+    check_contradictions(constraints)
+    return constraints
+
+
+def parse_texts(texts: Sequence[str], where: str) -> Constraints:
+    """Read what :attr:`Constraints.written` wrote. Raises PinError naming ``where``."""
+    found: dict[str, list[str]] = {"--pin": [], "--forbid": [], "--headroom": []}
+    for text in texts:
+        flag, _, said = text.partition(" ")
+        if flag not in found:
+            raise PinError(where, f"{text!r} is no constraint", "--pin, --forbid or --headroom and what follows it")
+        found[flag].append(said)
+    constraints = Constraints(
+        tuple(parse_condition(said, where) for said in found["--pin"]),
+        tuple(parse_combination(said, where) for said in found["--forbid"]),
+        parse_headroom(found["--headroom"][-1], where) if found["--headroom"] else None,
+    )
+    check_contradictions(constraints)
+    return constraints
+
+
+def parse_section(section: Mapping[str, Any], where: str) -> Constraints:
+    """Read the ``constraints`` of a job file, whose form its schema has checked. ``where``: the file and the section."""
+    conditions, combinations, headroom = [], [], None
+    for name, value in section.items():
+        field = f"{where}.{name}"
+        if name == "headroom":
+            headroom = parse_headroom(str(value), field)
+        elif name == "forbid":
+            combinations = [_entries(entry, None, f"{field}.{i}") for i, entry in enumerate(value)]
+        elif name == "layers":
+            conditions += [c for glob, entry in value.items() for c in _entries(entry, glob, f"{field}.{glob}")]
+        else:
+            conditions += _entries({name: value}, None, where)
+    forbidden = tuple(Combination(tuple(each), f"{where}.forbid.{i}") for i, each in enumerate(combinations))
+    return Constraints(tuple(conditions), forbidden, headroom)
+
+
+def _entries(entry: Mapping[str, Any], layers: str | None, where: str) -> list[Condition]:
+    """``{name: value}`` as conditions: a scalar is a value or begins with its relation, a list is a set."""
+    found = []
+    for name, value in entry.items():
+        if isinstance(value, list):
+            text = f"{name} in [{','.join(_scalar(item) for item in value)}]"
+        else:
+            said = _scalar(value)
+            text = f"{name}{said}" if re.match(r"\s*(<=|>=|!=)", said) else f"{name} {said}" if re.match(
+                r"\s*(not\s+)?in\s*\[", said) else f"{name}={said}"
+        found.append(parse_condition(text if layers is None else f"{layers}: {text}", f"{where}.{name}"))
+    return found
+
+
+def _scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_combination(text: str, where: str) -> Combination:
+    """``schedule=zbv, tensor>=4``: conditions that may not hold together. Raises PinError."""
+    return Combination(tuple(parse_condition(part, where) for part in _COMMA.split(text)), where)
+
+
+def parse_headroom(text: str, where: str) -> Headroom:
+    """``10%`` of the memory, or ``4GiB``. Raises PinError."""
+    match = _HEADROOM.fullmatch(text)
+    right = "a part such as 10% (less than 100%) or a size such as 4GiB"
+    if match is None:
+        raise PinError(where, f"{text!r} is no amount of memory", right)
+    number = float(match[1])
+    if match[2] != "%":
+        return Headroom(size_bytes=round(number * _UNITS[match[2]]), where=where)
+    if number >= 100:
+        raise PinError(where, f"{text!r} leaves no memory", right)
+    return Headroom(part=number / 100, where=where)
+
+
+def parse_condition(text: str, where: str) -> Condition:
+    """One condition. Raises PinError."""
+    match = _CONDITION.fullmatch(text.strip())
+    if match is None or match["name"] not in NAMES:
+        right = f"write K=V (or K<=V, K>=V, K in [V,V]) with K one of {', '.join(NAMES)}"
+        raise PinError(where, f"{text.strip()!r} pins nothing", right)
+    name, layers = match["name"], match["layers"]
+    relation: Relation = " ".join(match["relation"].split())  # type: ignore[assignment]
+    field = f"{where} {name}" if where.startswith("--") else where
+    if layers is not None and name not in LAYERED:
+        raise PinError(field, f"{name} is one for all layers, not for {layers.strip()} alone", f"{name}{match['relation']}"
+                       f"{match['value']} for all, or layers of {' or '.join(LAYERED)}")
+    if relation in ("<=", ">=") and name in DOMAINS and name != "zero":
+        raise PinError(field, f"{name} has no order", f"{name} in [{','.join(_scalar(value) for value in DOMAINS[name])}]")
+    values = tuple(_value(name, part, field) for part in _parts(match["value"], relation, name, field))
+    found = Condition(name, relation, values, None if layers is None else layers.strip(), where)
+    _check_possible(found, field)
+    return found
+
+
+def _parts(text: str, relation: Relation, name: str, field: str) -> list[str]:
+    listed = _LIST.fullmatch(text)
+    if "in" not in relation:
+        if listed is not None:
+            raise PinError(field, f"{text.strip()} is several values", f"{name} in {text.strip()}")
+        return [text.strip()]
+    if listed is None or not listed[1].strip():
+        raise PinError(field, f"{text.strip()!r} is no set of values", f"{name} in [V,V]")
+    return [part.strip() for part in listed[1].split(",")]
+
+
+def _value(name: str, text: str, field: str) -> Value:
+    if name in DEGREES:
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            raise PinError(field, f"{text!r} is no degree", f"give a positive number, for example {name}=2")
+        return int(text)
+    for value in DOMAINS[name]:
+        if _scalar(value) == text:
+            return value
+    if name == "sequence_parallel":
+        raise PinError(field, f"{text!r} is neither true nor false", f"{name}=true or {name}=false")
+    wrong = f"{text!r} is no ZeRO stage" if name == "zero" else f"{text!r} is unknown"
+    raise PinError(field, wrong, f"one of {', '.join(map(_scalar, DOMAINS[name]))}")
+
+
+def _check_possible(condition: Condition, field: str) -> None:
+    """Refuse what leaves a decision no value, and degrees of axes that plans do not have yet."""
+    name = condition.name
+    if name in ("context", "expert") and not condition.admits(1):
+        raise PinError(field, f"{name} parallelism of {condition.values[0]} is not supported yet", f"{name}=1")
+    if name in DOMAINS and not any(condition.admits(value) for value in DOMAINS[name]):
+        raise PinError(field, f"{condition} leaves {name} no value", f"one of {', '.join(map(_scalar, DOMAINS[name]))}")

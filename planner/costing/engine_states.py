@@ -1,0 +1,41 @@
+"""Bytes of a rank's training state under engines that keep it in flat buffers, where :mod:`cost_models.memory` says what
+FSDP2 keeps.
+
+Working parameters in the job's half precision, gradients in one contiguous buffer that lives all step long, and, divided
+over the shard group from ZeRO 1 on, masters and two moments in float32 (Megatron-LM, megatron/model/distributed.py and
+optimizer/distrib_optimizer.py: 2 + 4 + 12 / d bytes an element under bfloat16; DeepSpeed, runtime/zero/stage_1_and_2.py:
+2 + 2 + 12 / d under float16; runtime/bf16_optimizer.py: 2 + 2 + 4 + 12 / d). ZeRO 2 divides the gradients too, ZeRO 3 the
+parameters, of which two blocks are gathered at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_models.memory import MASTER_BYTES, MOMENTS, WORKING_BYTES
+from hardware_profiles import Engine
+from planner.ir.costed import StateCost
+from planner.ir.plan import Precision
+
+
+def flat_state(
+    state: StateCost, elements: int, group: int, zero: int, precision: Precision, engine: Engine
+) -> StateCost:
+    """``state`` with the bytes of ``elements`` trained elements (of one rank, before ZeRO over ``group`` ranks) as such an
+    engine keeps them. Its seconds stay."""
+    shard = -(-elements // group) if zero else elements
+    working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
+    mixed = working < master
+    parameters = (working if mixed else 0) * (shard if zero == 3 else elements) + master * shard
+    return replace(
+        state, parameters_bytes=parameters,
+        gradients_bytes=round(held_gradient(precision, engine) * (shard if zero >= 2 else elements)),
+        optimizer_bytes=MOMENTS * master * shard,
+        gather_bytes=working * round(min(elements, engine.gathered / 2 or elements)) if zero == 3 else 0,
+    )
+
+
+def held_gradient(precision: Precision, engine: Engine) -> float:
+    """Bytes of an element's gradients until the step."""
+    held = {"fp16": engine.held_fp16, "bf16": engine.held_bf16}.get(precision, 0.0)
+    return held or MASTER_BYTES[precision]

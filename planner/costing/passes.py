@@ -1,0 +1,291 @@
+"""What one block holds while its passes run, storage by storage: a placed body replayed as torch runs it, bytes only.
+
+A storage lives while anything refers to it. In the forward pass that is a variable of the emitted function (until it
+returns), or autograd (what a node keeps). In the backward pass nodes run from the last to the first: a node makes its
+gradients while it still holds what it kept and what came in (``torch/csrc/autograd/engine.cpp``, ``evaluate_function``);
+a second gradient of one value is added to the first in a new tensor, as it is wherever a dispatch mode watches
+(``input_buffer.cpp``, ``accumulate``). Recomputation runs the forward pass again where the first kept tensor is asked for
+and stops after the last one (``torch/utils/checkpoint.py``). A split backward pass keeps the graph and what came into every
+node that a parameter joins (``torch/distributed/pipelining/_backward.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from planner.costing.activations import repeated_steps
+from planner.costing.backward import Backward
+from planner.costing.expressions import named_values
+from planner.costing.local import LocalBody
+from planner.costing.primitives import Primitive, needs_gradient, record
+from planner.costing.storages import ACTIVATIONS, OUTSIDE, Environment, Heap, Kept, Pass, Storage
+from planner.ir.costed import Recompute
+from planner.ir.regions import recompute_regions
+
+Kind = Literal["full", "input", "tail", "weight"]
+
+
+@dataclass
+class BlockPasses:
+    """The passes of one body under one recomputation level, for one micro-batch."""
+
+    local: LocalBody
+    recompute: Recompute
+    _known: dict[tuple[object, ...], Pass] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _arranged(self) -> tuple[tuple[Primitive, ...], tuple[range, ...]]:
+        """The primitives in the order of the emitted functions, and the runs of them that recomputation repeats."""
+        order = list(record(self.local).primitives)
+        if self.recompute == "none" or not order:
+            return tuple(order), ()
+        if self.recompute == "full":
+            return tuple(order), (range(len(order)),)
+        again = {id(step) for step in repeated_steps(self.local, self.recompute)}
+        runs = []
+        for names in recompute_regions(self.local.body):
+            inside = {
+                at for at, step in enumerate(self.local.steps)
+                if id(step) in again and {step.node.name if step.node else step.operands[0].split("#")[0]} & set(names)
+            }
+            order, run = _together(order, inside)
+            runs.append(run)
+        return tuple(order), tuple(runs)
+
+    @property
+    def primitives(self) -> tuple[Primitive, ...]:
+        return self._arranged[0]
+
+    @cached_property
+    def region_of(self) -> Mapping[int, range]:
+        """The repeated run that a primitive lies in."""
+        return {at: run for run in self._arranged[1] for at in run}
+
+    @cached_property
+    def _state(self) -> frozenset[str]:
+        return frozenset(value.name for value in (*self.local.body.parameters, *self.local.body.buffers))
+
+    @cached_property
+    def _inputs(self) -> frozenset[str]:
+        return frozenset(value.name for value in self.local.body.inputs)
+
+    @cached_property
+    def _dies(self) -> Mapping[int, tuple[str, ...]]:
+        """Values that no variable holds, by the primitive that is the last to read them."""
+        last = {value: at for at, p in enumerate(self.primitives) for value, _ in p.reads}
+        held = named_values(self.local)
+        dying: dict[int, list[str]] = {}
+        for at, primitive in enumerate(self.primitives):
+            for value, _ in primitive.makes:
+                if value not in held:
+                    dying.setdefault(last.get(value, at), []).append(value)
+        return {at: tuple(values) for at, values in dying.items()}
+
+    @cached_property
+    def joins(self) -> frozenset[int]:
+        """Primitives in which a path from a parameter meets the path of the inputs."""
+        derived = {value.name for value in self.local.body.parameters}
+        joins = set()
+        for at, primitive in enumerate(self.primitives):
+            paths = [value in derived for value, made in primitive.reads if made is not None]
+            if paths and all(paths):
+                derived |= {value for value, _ in primitive.makes}
+            elif any(paths):
+                joins.add(at)
+        return frozenset(joins)
+
+    @cached_property
+    def kept_inputs(self) -> frozenset[str]:
+        """Inputs whose storages autograd, or recomputation, keeps."""
+        if self.recompute == "full":
+            return self._inputs
+        root = self.local.root
+        kept = {root.get(v, v) for at, p in enumerate(self.primitives) if at not in self.region_of for v in p.keeps}
+        kept |= {root.get(v, v) for run in self._arranged[1] for v in self._given(run)}
+        return frozenset(kept & self._inputs)
+
+    def _given(self, run: range) -> frozenset[str]:
+        """What a repeated run is called with."""
+        if self.recompute == "full":
+            return self._inputs
+        made = {value for at in run for value, _ in self.primitives[at].makes}
+        read = {value for at in run for value, _ in self.primitives[at].reads}
+        return frozenset(read - made - self._state)
+
+    @cached_property
+    def forward(self) -> Pass:
+        """From the call to the return; outputs and kept inputs are left out of ``after``."""
+        heap, kept = Heap(), Kept()
+        outputs = self._forward(heap, kept)
+        for storage in outputs:
+            heap.drop(storage)
+        return heap.result()
+
+    @cached_property
+    def output_bytes(self) -> tuple[int, ...]:
+        """Of the storages that the outputs bring with them (0: an input's)."""
+        root = self.local.root
+        return tuple(0 if root[v] in self._inputs else self.local.storage_bytes(root[v]) for v in self.local.outputs)
+
+    def backward(
+        self, kind: Kind = "full", *, present: Collection[str] = (), owned: Collection[str] = (), incoming: bool = True,
+        last: bool = False, waits: Collection[str] = (), joins: Collection[str] = (),
+    ) -> Pass:
+        """From the arrival of the outputs' gradients to the inputs' gradients.
+
+        ``present``: parameters that have a gradient already; ``owned``: inputs that nothing else holds once this pass
+        lets go of them; ``incoming``: nothing else holds the outputs' gradients. A split pass has an ``input`` part and a
+        ``weight`` part; between them, ``tail`` lets go of what follows the last node that a parameter joins, where no block
+        follows in the stage (``last``). A parameter that other blocks of the stage use too has one gradient, which autograd
+        hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a later one's.
+        """
+        key = kind, frozenset(present), frozenset(owned), incoming, last, frozenset(waits), frozenset(joins)
+        if key not in self._known:
+            self._known[key] = self._backward(*key)
+        return self._known[key]
+
+    def _backward(
+        self, kind: Kind, present: frozenset[str], owned: frozenset[str], incoming: bool, last: bool, waits: frozenset[str],
+        joins: frozenset[str],
+    ) -> Pass:
+        heap, kept = Heap(), Kept()
+        for storage in self._forward(heap, kept):
+            heap.drop(storage)
+        given = {name: Storage(self._size(name), OUTSIDE) for name in self.kept_inputs}
+        for name in self.kept_inputs & owned:
+            heap.now[ACTIVATIONS] += given[name].size
+            given[name].kind = ACTIVATIONS
+        self._attach(kept, given)
+        run = Backward(self, heap, kept, set(present), kind, waits, joins)
+        begin = (heap.now[0], heap.now[1])
+        for value, size in zip(self.local.outputs, self._gradient_bytes, strict=True):
+            if size:
+                storage = Storage(size, ACTIVATIONS if incoming else OUTSIDE)
+                begin = (begin[0] + (size if incoming else 0), begin[1])
+                heap.now[storage.kind] += size
+                run.gradients[value] = storage
+        heap.peak, heap.most = begin, sum(begin)
+        run.all()
+        if kind == "weight" and last:
+            run.tail()
+        if kind in ("tail", "weight"):
+            begin = (heap.now[0], heap.now[1])
+            heap.peak, heap.most = begin, sum(begin)
+        if kind == "tail":
+            run.tail()
+        if kind == "weight":
+            run.weights()
+        return Pass(
+            (heap.peak[0] - begin[0], heap.peak[1] - begin[1]), (heap.now[0] - begin[0], heap.now[1] - begin[1])
+        )
+
+    @cached_property
+    def _gradient_bytes(self) -> tuple[int, ...]:
+        return tuple(
+            self.local.layouts[v].size_bytes if needs_gradient(self.local, v) else 0 for v in self.local.outputs
+        )
+
+    def _size(self, name: str) -> int:
+        return self.local.storage_bytes(name)
+
+    def _attach(self, kept: Kept, given: Mapping[str, Storage]) -> None:
+        """Let the nodes that keep inputs hold them (the first pass did not count inputs)."""
+        holders = dict.fromkeys(given, 0)
+        holding = [
+            (at, p.keeps if p.differentiable and at not in self.region_of else ()) for at, p in enumerate(self.primitives)
+        ]
+        holding += [(run[0], tuple(self._given(run))) for run in self._arranged[1]]
+        for at, values in holding:
+            for name in (self.local.root.get(value, value) for value in values):
+                if name in given:
+                    kept.setdefault(at, []).append(given[name])
+                    holders[name] += 1
+        for name, storage in given.items():
+            storage.references = holders[name]
+
+    def _forward(self, heap: Heap, kept: Kept) -> list[Storage]:
+        """Run it; what is kept is left in ``kept``. Returns the outputs' storages (those of inputs left out)."""
+        environment = Environment()
+        for at in range(len(self.primitives)):
+            run = self.region_of.get(at)
+            if run is not None and at == run[0]:
+                held = [s for s in map(environment.find, self._given(run)) if s is not None]
+                for storage in held:
+                    storage.references += 1
+                kept.setdefault(at, []).extend(held)
+            self.run(heap, environment, at, kept if run is None else None)
+            if run is not None and at == run[-1] and self.recompute == "selective":
+                self.release(heap, environment, self._inner(run))
+        found = [environment.find(value) for value in dict.fromkeys(self.local.outputs)]
+        outputs = [storage for storage in found if storage is not None]
+        for storage in outputs:
+            storage.references += 1
+        self.release(heap, environment, list(environment.variables))
+        return outputs
+
+    def _inner(self, run: range) -> list[str]:
+        """Values that only a repeated run's own function knows."""
+        outside = {value for at, p in enumerate(self.primitives) if at not in run for value, _ in p.reads}
+        made = [value for at in run for value, _ in self.primitives[at].makes]
+        return [value for value in made if value not in outside and value not in self.local.outputs]
+
+    def run(self, heap: Heap, environment: Environment, at: int, kept: Kept | None) -> None:
+        """One primitive forward. ``kept`` None: nothing is kept for the backward pass."""
+        primitive = self.primitives[at]
+        source = environment.find(primitive.reads[0][0]) if primitive.reads else None
+        for value, size in primitive.makes:
+            if size is not None:
+                environment.variables[value] = environment.storages[value] = heap.make(size)
+            elif source is not None:
+                source.references += 1
+                environment.variables[value] = source
+        heap.passing(primitive.forward_scratch)
+        extra = heap.make(primitive.keeps_extra) if primitive.keeps_extra else None
+        if kept is not None and primitive.differentiable:
+            self.keep(environment, at, kept)
+            kept[at] += [extra] if extra else []
+        elif extra is not None:
+            heap.drop(extra)
+        self.release(heap, environment, self._dies.get(at, ()))
+
+    def keep(self, environment: Environment, at: int, kept: Kept) -> None:
+        """What a primitive's node refers to."""
+        held = [s for s in map(environment.find, self.primitives[at].keeps) if s is not None]
+        for storage in held:
+            storage.references += 1
+        kept.setdefault(at, []).extend(held)
+
+    def keeps_results(self, at: int) -> bool:
+        """Whether autograd keeps something that the primitive itself makes; operands are kept before it runs."""
+        primitive = self.primitives[at]
+        made = {self.local.root.get(value, value) for value, size in primitive.makes if size is not None}
+        return bool(primitive.keeps_extra) or any(self.local.root.get(v, v) in made for v in primitive.keeps)
+
+    def release(self, heap: Heap, environment: Environment, values: Iterable[str]) -> None:
+        """Forget variables."""
+        for value in values:
+            storage = environment.variables.pop(value, None)
+            if storage is not None:
+                heap.drop(storage)
+
+
+def _together(order: Sequence[Primitive], steps: Collection[int]) -> tuple[list[Primitive], range]:
+    """The primitives of ``steps`` moved together: what lies between them goes before, or after where it reads them."""
+    places = [at for at, primitive in enumerate(order) if primitive.step in steps]
+    first, last = places[0], places[-1] + 1
+    before, run, after = list[Primitive](), list[Primitive](), list[Primitive]()
+    made: set[str] = set()
+    for primitive in order[first:last]:
+        if primitive.step in steps:
+            run.append(primitive)
+            made |= {value for value, _ in primitive.makes}
+        elif any(value in made for value, _ in primitive.reads):
+            after.append(primitive)
+            made |= {value for value, _ in primitive.makes}
+        else:
+            before.append(primitive)
+    start = first + len(before)
+    return [*order[:first], *before, *run, *after, *order[last:]], range(start, start + len(run))

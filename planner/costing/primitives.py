@@ -1,0 +1,257 @@
+"""A placed body as autograd sees it: primitive operations, what each keeps, and where each gradient comes from.
+
+Most steps are one primitive, whose kept storages :mod:`planner.ops.saved` knows. Operations that torch composes of others
+(``rms_norm``), the runtime's own functions (cross-entropy and embedding over a split vocabulary) and collectives that move
+a dim are taken apart, because their parts live and die one by one. Sources: ``tools/autograd/derivatives.yaml`` and
+``torch/csrc/autograd/FunctionsManual.cpp`` of torch 2.13 for the gradients, ``runtime/primitives.py``,
+``runtime/collectives.py`` and ``runtime/vocabulary.py`` for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from planner.costing.local import LocalBody, Step
+from planner.ir.types import DTYPE_BYTES
+from planner.ops.families import VIEW_FAMILY
+from planner.ops.saved import HALF
+
+PASS = -1
+"""Of a gradient: the incoming one is handed on, or a view of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
+
+    ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS`, or None: no gradient).
+    ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages
+    are kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive
+    beside the results while the operation runs, in each pass; ``step``: position of the step that it belongs to.
+    """
+
+    step: int
+    reads: tuple[tuple[str, int | None], ...]
+    makes: tuple[tuple[str, int | None], ...]
+    keeps: tuple[str, ...] = ()
+    keeps_extra: int = 0
+    forward_scratch: int = 0
+    backward_scratch: int = 0
+    differentiable: bool = True
+
+
+@dataclass
+class Tape:
+    """Primitives under construction for one body. ``temporary``: values that no variable of the emitted code holds."""
+
+    local: LocalBody
+    primitives: list[Primitive] = field(default_factory=list)
+    temporary: set[str] = field(default_factory=set)
+    at: int = 0
+
+    def bytes_of(self, value: str) -> int:
+        """Of the value itself, whatever storage it lives in."""
+        return self.local.layouts[value].size_bytes
+
+    def gradient(self, value: str, made: int) -> int | None:
+        """``made`` where the value needs a gradient."""
+        return made if needs_gradient(self.local, value) else None
+
+    def add(
+        self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
+        keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0,
+    ) -> None:
+        """Append a primitive; it is differentiable where anything it reads has a gradient."""
+        self.primitives.append(Primitive(
+            self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
+            any(made is not None for _, made in reads),
+        ))
+
+    def name(self, suffix: str) -> str:
+        """A value of the current step that no variable holds."""
+        value = f"{self.at}:{suffix}"
+        self.temporary.add(value)
+        return value
+
+
+def needs_gradient(local: LocalBody, value: str) -> bool:
+    """Whether autograd computes a gradient of a value of the body."""
+    return value.split(" -> ")[0].split("#")[0] in local.body.differentiable
+
+
+def record(local: LocalBody) -> Tape:
+    """The body's primitives in execution order."""
+    tape = Tape(local)
+    for tape.at, step in enumerate(local.steps):
+        _EXPANSIONS.get(_kind(step), _single)(tape, step)
+    return tape
+
+
+def _kind(step: Step) -> str:
+    if step.node is None:
+        return "conversion"
+    split = step.strategy is not None and bool(step.strategy.forward)
+    base = step.node.base
+    if base == "cross_entropy_loss":
+        return "vocabulary_loss" if split or step.node.type.dtype in HALF else "loss"
+    if base == "embedding" and step.strategy is not None and step.strategy.outputs[0].state == "partial":
+        return "vocabulary_embedding"
+    return base
+
+
+def _outputs(tape: Tape, step: Step) -> list[tuple[str, int | None]]:
+    return [
+        (value, tape.local.storage_bytes(value) if tape.local.root[value] == value else None) for value in step.outputs
+    ]
+
+
+def _single(tape: Tape, step: Step) -> None:
+    """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own."""
+    base = step.node.base if step.node is not None else ""
+    reads = []
+    for operand in step.operands:
+        made = tape.bytes_of(operand)
+        if (base in _HANDS_ON and made == tape.bytes_of(step.outputs[0])) or base in _VIEW_GRADIENTS:
+            made = PASS
+        reads.append((operand, tape.gradient(operand, made) if step.differentiable else None))
+    keeps = step.kept if step.differentiable else ()
+    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes)
+
+
+_HANDS_ON = frozenset({"add", "sub", "clone", "contiguous", "dropout"})
+_VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
+    "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind",
+})) | frozenset({"cat", "concat", "stack"})
+
+
+def _rms_norm(tape: Tape, step: Step) -> None:
+    """torch's composite (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_composite``): [cast], square, mean, rsqrt, two
+    products, [cast]. A product's backward is a product an operand, then a sum where the operand was broadcast."""
+    x, weight = step.operands[0], step.operands[1] if len(step.operands) > 1 else None
+    half = tape.local.types[x].dtype in HALF
+    item = DTYPE_BYTES[tape.local.types[x].dtype]
+    wide = max(4, item) if half else item
+    size = tape.bytes_of(x) // item * wide
+    assert step.node is not None
+    normalized = step.node.argument("normalized_shape")
+    width = prod(int(str(extent)) for extent in normalized) if isinstance(normalized, tuple) else 1
+    rows = size // max(width, 1)
+    source = x
+    if half:
+        source = tape.name("wide")
+        tape.add([(x, tape.gradient(x, tape.bytes_of(x)))], [(source, size)])
+    need = tape.gradient(x, size)
+    square, mean, root, normal = (tape.name(n) for n in ("square", "mean", "root", "normal"))
+    tape.add([(source, need)], [(square, size)], [source] if need else [], backward=2 * size)
+    tape.add([(square, need)], [(mean, rows)])
+    tape.temporary.add(square)
+    tape.add([(mean, rows if need else None)], [(root, rows)], [root] if need else [], backward=2 * rows)
+    scaled = normal if weight is not None or half else step.outputs[0]
+    tape.add([(source, need), (root, rows if need else None)], [(scaled, size)], [source, root] if need else [], backward=size)
+    if weight is not None:
+        result = tape.name("scaled") if half else step.outputs[0]
+        made = tape.gradient(weight, tape.bytes_of(weight))
+        keeps = [normal] if made is not None else []
+        tape.add(
+            [(normal, need), (weight, made)], [(result, size)], [*keeps, *([weight] if need else [])],
+            backward=size + (made // item * wide if half else 0) if made is not None else 0,
+        )
+        scaled = result
+    if half:
+        tape.add([(scaled, size if step.differentiable else None)], _outputs(tape, step))
+
+
+def _loss(tape: Tape, step: Step) -> None:
+    """``log_softmax``, then ``nll_loss``: each makes a gradient of the logits' size, one after the other."""
+    logits = step.operands[0]
+    size = tape.bytes_of(logits)
+    target = step.node.operands[1] if step.node is not None else ""
+    if tape.local.types[step.operands[1]].dtype not in ("int64", "int32", "uint8"):
+        return _single(tape, step)
+    likely = tape.name("log_softmax")
+    need = tape.gradient(logits, size)
+    tape.add([(logits, need)], [(likely, size)], [likely] if need else [])
+    keeps = [value for value in step.kept if tape.local.root.get(target) == value or value != likely]
+    tape.add(
+        [(likely, need), *((operand, None) for operand in step.operands[1:])], _outputs(tape, step),
+        keeps if need else [], extra=max(0, step.extra_bytes - size),
+    )
+    return None
+
+
+def _vocabulary_loss(tape: Tape, step: Step) -> None:
+    """``CrossEntropy`` of runtime/vocabulary.py: one float32 copy of the logits in each pass, and the numbers of a row."""
+    logits = step.operands[0]
+    elements = tape.local.layouts[logits].elements
+    item = DTYPE_BYTES[tape.local.types[logits].dtype]
+    wide = max(4, item)
+    sizes = tape.local.layouts[logits].sizes
+    rows = elements // sizes[1 if len(sizes) > 1 else 0]
+    need = tape.gradient(logits, elements * item)
+    made = elements * wide + rows * (6 * wide + 2 * 8 + 2)
+    tape.add(
+        [(logits, need), *((operand, None) for operand in step.operands[1:])],
+        [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
+        forward=made, backward=elements * wide if item < wide else rows * wide,
+    )
+
+
+def _vocabulary_embedding(tape: Tape, step: Step) -> None:
+    """``TensorAxis.embedding``: local ids and a mask, a lookup, and zeros where another rank owns the row."""
+    weight = step.operands[0]
+    ids = next(value for value in step.operands[1:] if value != weight)
+    count = tape.local.layouts[ids].elements
+    size = tape.local.storage_bytes(step.outputs[0])
+    local, rows = tape.name("ids"), tape.name("rows")
+    made = tape.gradient(weight, tape.bytes_of(weight))
+    tape.add([(ids, None)], [(local, 8 * count)], forward=8 * count + 2 * count)
+    tape.add([(weight, made), (local, None)], [(rows, size)], [local] if made is not None else [])
+    need = None if made is None else size
+    tape.add([(rows, need)], _outputs(tape, step), (), extra=count)
+
+
+def _conversion(tape: Tape, step: Step) -> None:
+    """A collective: gathers along an inner dim and scatters copy once more (runtime/primitives.py)."""
+    conversion, source, target = step.conversion, step.operands[0], step.outputs[0]
+    assert conversion is not None
+    if tape.local.root[target] != target:
+        made: int | None = PASS
+        if conversion.forward == "slice":
+            made = tape.bytes_of(source)
+        tape.add([(source, tape.gradient(source, PASS if made is None else made))], _outputs(tape, step))
+        return
+    before, after = tape.bytes_of(source), tape.bytes_of(target)
+    inner = _inner_dim(step)
+    forward = _copies(conversion.forward, before, after, inner)
+    back = {"identity": PASS, "all_reduce": before, "slice": PASS}.get(conversion.backward, before)
+    backward = _copies(conversion.backward, after, before, inner)
+    tape.add(
+        [(source, tape.gradient(source, back))], [(target, after)], forward=forward,
+        backward=backward if needs_gradient(tape.local, source) else 0,
+    )
+
+
+def _inner_dim(step: Step) -> bool:
+    conversion = step.conversion
+    assert conversion is not None
+    sharded = conversion.source if conversion.source.state == "shard" else conversion.target
+    return sharded.dim > 0
+
+
+def _copies(kind: str, before: int, after: int, inner: bool) -> int:
+    """Bytes of the copies that a collective makes beside its result."""
+    if kind == "all_gather":
+        return after if inner else 0
+    if kind == "reduce_scatter":
+        return before if inner else 0
+    if kind == "all_to_all":
+        return 2 * before
+    return 0
+
+
+_EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
+    "conversion": _conversion, "loss": _loss, "rms_norm": _rms_norm, "vocabulary_embedding": _vocabulary_embedding,
+    "vocabulary_loss": _vocabulary_loss,
+}

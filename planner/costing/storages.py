@@ -1,0 +1,73 @@
+"""Storages with counted references: what is alive in a pass of a block, and what was when it was most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
+"""What a storage counts as; what lies outside is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``."""
+
+    peak: tuple[int, int]
+    after: tuple[int, int]
+
+
+class Storage:
+    __slots__ = ("kind", "references", "size")
+
+    def __init__(self, size: int, kind: int) -> None:
+        self.size, self.kind, self.references = size, kind, 1
+
+
+class Heap:
+    """Bytes alive, and what they were when most."""
+
+    def __init__(self) -> None:
+        self.now = [0, 0, 0]
+        self.peak = (0, 0)
+        self.most = 0
+
+    def make(self, size: int, kind: int = ACTIVATIONS) -> Storage:
+        self.now[kind] += size
+        total = self.now[0] + self.now[1]
+        if total > self.most:
+            self.most, self.peak = total, (self.now[0], self.now[1])
+        return Storage(size, kind)
+
+    def drop(self, storage: Storage) -> None:
+        storage.references -= 1
+        if not storage.references:
+            self.now[storage.kind] -= storage.size
+
+    def passing(self, size: int) -> None:
+        """Something that is gone at once."""
+        if size:
+            self.drop(self.make(size))
+
+    def move(self, storage: Storage, kind: int) -> None:
+        self.now[storage.kind] -= storage.size
+        self.now[kind] += storage.size
+        storage.kind = kind
+
+    def result(self) -> Pass:
+        return Pass(self.peak, (self.now[0], self.now[1]))
+
+
+Kept = dict[int, list[Storage]]
+"""What each primitive keeps, by its position."""
+
+
+class Environment:
+    """What the variables of a running function refer to. ``storages``: by the value that each was made for."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Storage] = {}
+        self.storages: dict[str, Storage] = {}
+
+    def find(self, value: str) -> Storage | None:
+        """The storage that a value lives in, whether a variable still names it or not."""
+        return self.variables.get(value) or self.storages.get(value)

@@ -1,0 +1,242 @@
+"""The step of one pipeline rank replayed as bytes: every pass of every micro-batch, every gathering and reduction.
+
+What a block's passes hold comes from :mod:`planner.costing.passes`, what ZeRO does around them from
+:mod:`planner.evaluate.units` and :mod:`planner.evaluate.stage_replay`, the order of a rank's actions from
+:mod:`cost_models.schedules`. This is the plan's side of the memory ledger: categories and moments as docs/memory.md has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from cost_models.memory import MASTER_BYTES, MOMENTS
+from cost_models.schedules import Action, actions
+from planner.evaluate.heap import CATEGORIES, Category, Heap
+from planner.evaluate.stage_replay import Bodies, StageReplay
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import SPLIT_BACKWARD, Plan
+
+SCALE_BYTES = 16
+"""The weight of the step's terms and what losses are multiplied by: float64 (runtime/loop.py, ``gradients``)."""
+SEED_BYTES = 32
+"""Single numbers with which a backward pass begins: the scaled loss, its gradient of one, and that of the loss; at most."""
+STEP_COUNTER_BYTES = 4
+"""torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """``at``: bytes by category when their sum was highest. ``rest_bytes``: what the optimizer's step begins with;
+    ``held_bytes``: by how much what a step has sent and not waited for raises the peak."""
+
+    at: Mapping[Category, int]
+    rest_bytes: int
+    held_bytes: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.at.values())
+
+
+def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
+    """The peak of every pipeline rank's step (of its data and tensor ranks, the one that holds the most).
+
+    Once the pipeline is full, every further micro-batch (of the interleaved schedules: every further round) adds the same
+    to lists that a step keeps and nothing else: a long step is known from two short ones.
+    """
+    count = plan.batch.accumulation
+    short, more = _lengths(plan)
+    if count <= short + more:
+        return _replays(plan, graph)
+    first, second = (_replays(_shortened(plan, length), graph) for length in (short, short + more))
+    times = Fraction(count - short, more)
+    return tuple(
+        Peaks(
+            {name: int(a.at[name] + times * (b.at[name] - a.at[name])) for name in CATEGORIES},
+            int(a.rest_bytes + times * (b.rest_bytes - a.rest_bytes)),
+            int(a.held_bytes + times * (b.held_bytes - a.held_bytes)),
+        )
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _lengths(plan: Plan) -> tuple[int, int]:
+    """Micro-batches of a step that is long enough to be like all longer ones, and of one repetition."""
+    pipeline, count = plan.mesh.pipeline, plan.batch.accumulation
+    if pipeline == 1 or plan.schedule.name == "gpipe":
+        return 4, 1
+    if plan.schedule.name == "1f1b":
+        return pipeline + 2, 1
+    if plan.schedule.name == "zbv":
+        return 2 * pipeline + 2, 1
+    each = count // max(1, count // pipeline)
+    return 3 * each, each
+
+
+def _shortened(plan: Plan, count: int) -> Plan:
+    batch = plan.batch
+    return replace(plan, batch=replace(batch, total=batch.total // batch.accumulation * count, accumulation=count))
+
+
+def _replays(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
+    bodies = Bodies(plan, graph)
+    return tuple(_replay(bodies, rank) for rank in range(plan.mesh.pipeline))
+
+
+def replay(plan: Plan, graph: ModelGraph, rank: int) -> Peaks:
+    """The peak of one pipeline rank's whole step."""
+    return _replay(Bodies(plan, graph), rank)
+
+
+def _replay(bodies: Bodies, rank: int) -> Peaks:
+    plan, graph, heap = bodies.plan, bodies.graph, Heap()
+    stages = {stage.index: StageReplay(bodies, stage, heap) for stage in plan.stages_of_rank(rank)}
+    for index, stage in stages.items():
+        stage.hands_on, stage.is_handed = index + 1 in stages, index - 1 in stages
+    _begin(plan, graph, heap, stages)
+    count = plan.batch.accumulation
+    if plan.mesh.pipeline == 1:
+        (stage,) = stages.values()
+        for micro in range(count):
+            stage.forward()
+            heap.add("activations", SEED_BYTES)
+            stage.backward(last=micro == count - 1)
+            heap.add("activations", -SEED_BYTES)
+    else:
+        _pipeline(plan, heap, stages, rank)
+    rest = _optimizer_step(plan, heap, stages, count * graph_batch_bytes(plan, graph))
+    return Peaks({name: heap.peak[name] for name in CATEGORIES}, rest, heap.most_held - heap.most)
+
+
+def graph_batch_bytes(plan: Plan, graph: ModelGraph) -> int:
+    """Of one micro-batch."""
+    return sum(item.type.size_bytes(plan.batch.micro) for item in graph.batch_inputs)
+
+
+def _begin(plan: Plan, graph: ModelGraph, heap: Heap, stages: Mapping[int, StageReplay]) -> None:
+    """What a rank holds before its step."""
+    master = MASTER_BYTES[plan.precision]
+    for stage in stages.values():
+        for unit in stage.root.units:
+            kept = sum(parameter.shard for parameter in unit.parameters)
+            heap.add("parameters", master * kept)
+            heap.add("optimizer", MOMENTS * master * kept + STEP_COUNTER_BYTES * len(unit.parameters))
+        for block in stage.blocks:
+            for value in graph.body_of[block.body].buffers:
+                heap.add("buffers", value.type.size_bytes(plan.batch.micro))
+    heap.add("buffers", plan.batch.accumulation * graph_batch_bytes(plan, graph) + SCALE_BYTES)
+
+
+def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], batch_bytes: int) -> int:
+    """What follows the schedule: partial gradients laid end to end, then torch's single-tensor AdamW, which makes the root
+    of a second moment and its quotient beside the last parameter's (torch/optim/adam.py, ``_single_tensor_adam``; with
+    weight decay first). Returns what is alive besides."""
+    master = MASTER_BYTES[plan.precision]
+    heap.passing(buffers=master * sum(unit.partial_elements for stage in stages.values() for unit in stage.root.units))
+    heap.held = 0
+    heap.add("buffers", -batch_bytes)
+    heap.add("activations", -heap.now["activations"])
+    before = 0
+    parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.parameters]
+    for decays in (True, False):
+        for parameter in parameters:
+            if parameter.decays == decays:
+                heap.passing(buffers=before + 2 * master * parameter.shard)
+                before = master * parameter.shard
+    return heap.total
+
+
+def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: int) -> None:
+    """The actions of one rank in order (torch/distributed/pipelining/schedules.py)."""
+    count, name = plan.batch.accumulation, plan.schedule.name
+    order: Sequence[Action] = actions(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
+    heap.add("buffers", _receive_bytes(plan, stages))
+    heap.add("activations", 4 * count)
+    single = name in ("gpipe", "1f1b")
+    left = Counter(action.stage for action in order)
+    active: list[int] = []
+    sent = 0
+    for at, action in enumerate(order):
+        stage = stages[action.stage]
+        if not single:
+            _turn(stages, active, order[at:])
+            if action.stage in active:
+                stage.wait()
+        left[action.stage] -= 1
+        _act(plan, stages, action)
+        if action.kind in "BI" and action.stage and (action.kind == "B" or action.stage - 1 in stages):
+            kept_as: Category = "buffers" if stage.is_handed else "activations"
+            heap.add(kept_as, -(sent if name == "1f1b" else stage.receives))
+            heap.held += 0 if single or action.stage - 1 in stages else stage.receives
+            sent = stage.receives
+        if not left[action.stage]:
+            stage.reduce()
+
+
+def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
+    """One action. Values for a stage of the same rank are buffers there; others live until the backward pass is over."""
+    stage, heap = stages[action.stage], stages[action.stage].heap
+    local = action.stage + 1 in stages
+    loss = 8 if plan.precision == "fp64" else 4
+    if action.kind == "F":
+        stage.forward()
+        if stage.is_last:
+            heap.add("activations", loss + 8)
+        if local:
+            heap.add("activations", -stage.sends)
+        return
+    kind = _KINDS[action.kind]
+    if action.stage == 0:
+        if kind == "input":
+            return
+        kind = "full"
+    if kind != "input":
+        stage.finished += 1
+    seed = SEED_BYTES if stage.is_last else 0
+    heap.add("activations", seed)
+    done = stage.finished == plan.batch.accumulation
+    stage.backward(kind, last=done and plan.schedule.name not in SPLIT_BACKWARD, synchronise=done)
+    heap.add("activations", -seed)
+    if kind != "input" and not local:
+        heap.add("activations", -stage.sends)
+        heap.held += stage.sends if len(stages) > 1 else 0
+
+
+ACTIVE_STAGES = 3
+"""Stages of a rank that a schedule keeps gathered (schedules.py, ``_add_unshard_reshard``)."""
+
+
+def _turn(stages: Mapping[int, StageReplay], active: list[int], ahead: Sequence[Action]) -> None:
+    """Gather the stages that act next, and let go of those that do not."""
+    wanted: list[int] = []
+    for action in ahead:
+        if action.stage not in wanted:
+            wanted.append(action.stage)
+            if len(wanted) == min(ACTIVE_STAGES, len(stages)):
+                break
+    for index in [index for index in active if index not in wanted]:
+        stages[index].reshard()
+        active.remove(index)
+    for index in wanted:
+        if index not in active:
+            stages[index].unshard()
+            active.append(index)
+
+
+_KINDS: dict[str, Literal["full", "input", "weight"]] = {"B": "full", "I": "input", "W": "weight"}
+
+
+def _receive_bytes(plan: Plan, stages: Mapping[int, StageReplay]) -> int:
+    """The pipeline's receive buffers of a rank; between two of its own stages the values themselves are held."""
+    count, total = plan.batch.accumulation, 0
+    for index, stage in stages.items():
+        if plan.schedule.name in ("gpipe", "1f1b"):
+            in_flight = count if plan.schedule.name == "gpipe" else min(len(plan.stages) - index, count)
+            total += min(in_flight + 1, count) * stage.receives + min(2, count) * stage.sends
+        else:
+            total += count * (stage.receives + stage.sends)
+    return total

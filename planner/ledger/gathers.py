@@ -1,0 +1,123 @@
+"""How often each unit's parameters are gathered and its gradients reduced in a step: FSDP2's states, played through.
+
+A unit is gathered when a pass needs it and it is not whole, and let go after a forward pass (ZeRO 3), after a backward pass
+(ZeRO 3, or the step's last) or when the schedule turns to other stages (torch 2.13:
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``unshard``, ``post_forward``, ``post_backward``;
+torch/distributed/pipelining/schedules.py, ``_add_unshard_reshard``: stages that share a rank are gathered whole when one of
+the next three that compute needs it, and let go when none does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cost_models.schedules import Action, actions
+from planner.ir.plan import SPLIT_BACKWARD, Plan
+
+ACTIVE_STAGES = 3
+
+
+@dataclass(slots=True)
+class Turns:
+    """What happens to one unit in a step: gathers of its parameters, reductions of its gradients over the shard group.
+    ``whole``: its parameters are gathered now."""
+
+    zero: int
+    gathers: int = 0
+    reductions: int = 0
+    whole: bool = False
+
+    def gather(self) -> None:
+        self.gathers += not self.whole
+        self.whole = True
+
+    def forward(self) -> None:
+        self.gather()
+        self.whole = self.zero < 3
+
+    def backward(self, *, last: bool) -> None:
+        """A whole backward pass; the step's last reduces what was accumulated."""
+        self.gather()
+        self.reductions += last or self.zero >= 2
+        self.whole = self.zero < 3 and not last
+
+    def weight_gradient(self, *, last: bool) -> None:
+        """The weight part of a backward pass in two parts; ZeRO 2 reduces after each, the others after the last."""
+        self.gather()
+        self.reductions += last or self.zero == 2
+        self.whole = not last
+
+
+def play(plan: Plan, pipeline_rank: int, zeros: dict[int, Sequence[int]]) -> dict[int, tuple[Turns, ...]]:
+    """One step of a pipeline rank. ``zeros``: the ZeRO stages of the units of each of its virtual stages; the result is by
+    virtual stage, units in the same order."""
+    units = {stage: tuple(Turns(zero) for zero in given) for stage, given in zeros.items()}
+    microbatches = plan.batch.accumulation
+    left = dict.fromkeys(units, microbatches)
+    for item in _order(plan, pipeline_rank):
+        if isinstance(item, _Active):
+            for turns in units[item.stage]:
+                turns.gather() if item.whole else setattr(turns, "whole", False)
+            continue
+        mine = units[item.stage]
+        left[item.stage] -= item.kind in "BW"
+        last = left[item.stage] == 0
+        for turns in mine:
+            if item.kind == "F":
+                turns.forward()
+            elif item.kind == "B":
+                turns.backward(last=last)
+            elif item.kind == "I":
+                turns.gather()
+            else:
+                turns.weight_gradient(last=last)
+    return units
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """The schedule gathers all units of a stage, or lets them go."""
+
+    stage: int
+    whole: bool
+
+
+def _order(plan: Plan, pipeline_rank: int) -> Iterator[Action | _Active]:
+    """The rank's actions, with what the schedule does about its stages' parameters."""
+    mesh, schedule, count = plan.mesh, plan.schedule, plan.batch.accumulation
+    if mesh.pipeline == 1:
+        for index in range(count):
+            yield Action("F", 0, index)
+            yield Action("B", 0, index)
+        return
+    mine = actions(schedule.name, mesh.pipeline, schedule.virtual, count)[pipeline_rank]
+    if schedule.name in ("gpipe", "1f1b"):
+        yield from mine
+        return
+    active: set[int] = set()
+    for at, action in enumerate(mine):
+        soon = _next_stages(mine[at:])
+        for stage in active - set(soon):
+            yield _Active(stage, False)
+        for stage in soon:
+            if stage not in active:
+                yield _Active(stage, True)
+        active = set(soon)
+        yield action
+
+
+def _next_stages(following: Sequence[Action]) -> list[int]:
+    """The next different stages that compute, three at most."""
+    found: list[int] = []
+    for action in following:
+        if action.stage not in found:
+            found.append(action.stage)
+        if len(found) == ACTIVE_STAGES:
+            break
+    return found
+
+
+def splits_backward(plan: Plan) -> bool:
+    """Whether input and weight gradients are made apart."""
+    return plan.mesh.pipeline > 1 and plan.schedule.name in SPLIT_BACKWARD

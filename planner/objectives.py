@@ -1,0 +1,259 @@
+"""What `best` can mean beside the shortest step: the least memory, the fewest devices, the N best plans, the front between
+time and memory. All of them ask the one search again under other limits, so every plan keeps its certificate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hardware_profiles import Cluster
+from planner.clusters import Resize, resized, sizes_up_to
+from planner.constraints import Combination, Condition
+from planner.evaluate import replayed
+from planner.fitting import fitted
+from planner.ir.errors import NoPlanFits, PinError
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import Plan
+from planner.ir.serialize import fingerprint
+from planner.job import Objective
+from planner.search import Certificate, Request, SearchResult, search
+from planner.search.candidates import enumerate_candidates
+from planner.search.least import Least, LeastMemory
+from planner.search.prices import Prices
+from planner.search.refusal import MemoryTooSmall
+from planner.search.solve import Fingerprints
+
+GIB = 2**30
+LEAST_S = 20.0
+"""Seconds for the proof of the least memory at most."""
+NARROW = 0.01
+"""Bisection over memory limits ends at this part of the limit."""
+MOST_STEPS = 10
+FRONT = 6
+"""Memory limits of a front, in equal ratios from the quickest plan's peak down to the least memory."""
+PROOFS = 8
+"""So many numbers of devices below the answer are asked for a proof."""
+Progress = Callable[[str], None]
+Solver = Callable[[ModelGraph, Cluster, Request, Progress], SearchResult]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best plan, on ``cluster``, and others. ``facts``: what is known of the objective beside the plan, for JSON."""
+
+    result: SearchResult
+    cluster: Cluster
+    alternatives: tuple[SearchResult, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def pursue(
+    objective: Objective, graph: ModelGraph, cluster: Cluster, request: Request, solver: Solver, progress: Progress,
+    resize: Resize = resized,
+) -> Outcome:
+    """Find the best plan in the sense of ``objective``. ``solver``: the search with its explanations. Raises NoPlanFits."""
+    if objective.name == "devices":
+        found = _fewest_devices(objective, graph, cluster, request, solver, progress, resize)
+    elif objective.name == "memory":
+        found = _least_memory(objective, graph, cluster, request, solver, progress)
+    else:
+        found = Outcome(solver(graph, cluster, request, progress), cluster)
+    if objective.pareto:
+        return _front(found, graph, request, progress)
+    return _top(objective.top, found, graph, request, progress)
+
+
+def told(result: SearchResult, cluster: Cluster, request: Request) -> SearchResult:
+    """A result as a plan's files have it: its certificate names the constraints that it holds under, and its memory limit is
+    the chip's own (the search saw what head-room and limits leave of it)."""
+    return replace(
+        result, certificate=replace(result.certificate, constraints=request.asked(cluster).written),
+        prediction=replace(result.prediction, memory_limit_bytes=cluster.chip.memory_bytes),
+    )
+
+
+def _solve(graph: ModelGraph, cluster: Cluster, request: Request) -> SearchResult:
+    """A search; what it finds under an asked limit of memory may be replayed to a little more, as long as the chip holds it."""
+    if request.memory_limit_bytes is None:
+        return told(fitted(search, graph, cluster, request), cluster, request)
+    found = search(graph, cluster, request)
+    return told(replace(found, prediction=replayed(found.prediction, found.plan, graph, cluster)), cluster, request)
+
+
+def _least(graph: ModelGraph, cluster: Cluster, request: Request) -> Least:
+    """The plan of least memory."""
+    limited = request.limited(cluster)
+    candidates = enumerate_candidates(graph, limited, request)
+    names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
+    prices = Prices(graph, limited, request, candidates)
+    least = LeastMemory(graph, candidates, prices, limited, request, names, time.perf_counter() + LEAST_S).run()
+    if least is None:
+        raise NoPlanFits("memory", "no placement is feasible under these constraints", "another tensor degree")
+    return least
+
+
+def _within(graph: ModelGraph, cluster: Cluster, request: Request, least: Least) -> SearchResult:
+    """The quickest plan of no more memory than the one of least memory; that plan itself where the search finds no other in
+    its time (and then nothing is proven of its step)."""
+    limited = replace(request, memory_limit_bytes=least.peak_bytes)
+    try:
+        return _solve(graph, cluster, limited)
+    except MemoryTooSmall:
+        prediction = replayed(least.prediction, least.plan, graph, cluster)
+        return told(SearchResult(least.plan, prediction, Certificate(0.0, 0, 0)), cluster, limited)
+
+
+def _least_memory(
+    objective: Objective, graph: ModelGraph, cluster: Cluster, request: Request, solver: Solver, progress: Progress
+) -> Outcome:
+    """Least memory, the quickest of such plans; or the least within a part of the best step, by bisection."""
+    limit = request.limited(cluster).chip.memory_bytes
+    least = _least(graph, cluster, request)
+    if least.peak_bytes > limit:
+        return Outcome(solver(graph, cluster, request, progress), cluster)  # Which raises, and says why.
+    progress(f"least memory: {least.peak_bytes / GIB:.3f} GiB")
+    if objective.within is None:
+        result = _within(graph, cluster, request, least)
+        known = {"least_memory_bytes": least.peak_bytes, "lower_bound_bytes": least.bound_bytes}
+        return Outcome(result, cluster, facts=known)
+    best = quickest = solver(graph, cluster, request, progress)
+    allowed_s = quickest.prediction.step_s * (1 + objective.within)
+    low, high, proven = least.peak_bytes, max(least.peak_bytes, quickest.prediction.peak_memory_bytes), least.bound_bytes
+    for _ in range(MOST_STEPS):
+        if high - low <= NARROW * high:
+            break
+        middle = (low + high) // 2
+        progress(f"within {objective.within:.0%}: trying {middle / GIB:.3f} GiB")
+        found = _solve(graph, cluster, replace(request, memory_limit_bytes=middle))
+        if found.prediction.step_s <= allowed_s:
+            best, high = found, middle
+        else:
+            low = middle
+            if found.lower_bound_s > allowed_s:
+                proven = max(proven, middle)
+    facts = {"lower_bound_bytes": proven, "within": objective.within, "best_step_s": quickest.prediction.step_s}
+    return Outcome(best, cluster, facts=facts)
+
+
+def _fewest_devices(
+    objective: Objective, graph: ModelGraph, cluster: Cluster, request: Request, solver: Solver, progress: Progress,
+    resize: Resize,
+) -> Outcome:
+    """The fewest devices whose best plan is quick enough: bisection over numbers of devices, then proofs for fewer ones.
+
+    No plan computes faster than the chips' peak, so fewer devices than the model's FLOPs need in that time are excluded at
+    once; a number of devices is excluded by the bound of its own search, or because nothing fits on it.
+    """
+    limit_s = objective.max_step_s or request.batch * request.sequence / (objective.min_tokens_per_s or 1.0)
+    largest = solver(graph, cluster, request, progress)
+    if largest.prediction.step_s > limit_s:
+        raise _too_slow(largest, limit_s, cluster)
+    at_peak_s = largest.prediction.mfu * largest.prediction.step_s * cluster.devices
+    sizes = [size for size in sizes_up_to(cluster) if at_peak_s / (size[0] * size[1]) <= limit_s]
+    tried: dict[int, SearchResult | None] = {len(sizes) - 1: largest}
+
+    def quick(at: int) -> bool:
+        nodes, per_node = sizes[at]
+        progress(f"trying {nodes} x {per_node} devices")
+        try:
+            tried[at] = _solve(graph, resize(cluster, nodes, per_node), request)
+        except (NoPlanFits, PinError):
+            tried[at] = None
+        found = tried[at]
+        return found is not None and found.prediction.step_s <= limit_s
+
+    slow, enough = -1, len(sizes) - 1
+    while enough - slow > 1:
+        middle = (slow + enough) // 2
+        slow, enough = (slow, middle) if quick(middle) else (middle, enough)
+    for at in range(enough - 1, max(-1, enough - 1 - PROOFS), -1):
+        if at not in tried and quick(at):
+            enough = at
+    result = tried[enough]
+    assert result is not None
+    open_ = [at for at in range(enough) if at not in tried or not _excluded(tried[at], limit_s)]
+    least = sizes[min(open_, default=enough)]
+    nodes, per_node = sizes[enough]
+    facts = {"max_step_s": limit_s, "devices": nodes * per_node, "devices_lower_bound": least[0] * least[1]}
+    return Outcome(result, resize(cluster, nodes, per_node), facts=facts)
+
+
+def _excluded(result: SearchResult | None, limit_s: float) -> bool:
+    """Whether it is proven that no plan is quick enough."""
+    return result is None or result.lower_bound_s > limit_s
+
+
+def _too_slow(result: SearchResult, limit_s: float, cluster: Cluster) -> NoPlanFits:
+    wrong = (
+        f"no plan was found that takes at most {limit_s:.6g} s a step on all {cluster.devices} devices: the best takes"
+        f" {result.prediction.step_s:.6g} s, and none takes less than {result.lower_bound_s:.6g} s"
+    )
+    return NoPlanFits("--objective devices", wrong, f"allow {result.prediction.step_s:.6g} s, or give more nodes")
+
+
+def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:
+    """The best plans that differ in mesh, micro-batch, schedule or ZeRO group: each is the best without those before it, and
+    no bound of fewer plans is below one of more."""
+    others: list[SearchResult] = []
+    without, last = request, found.result
+    for rank in range(2, count + 1):
+        constraints = without.constraints.with_(candidate_of(last.plan))
+        without = replace(without, constraints=constraints)
+        progress(f"looking for plan {rank} of {count}")
+        try:
+            last = _at_least(_solve(graph, found.cluster, without), last.lower_bound_s)
+        except (NoPlanFits, PinError):
+            return _ordered(found, others, {**found.facts, "complete": True})
+        others.append(last)
+    return _ordered(found, others, {**found.facts, "complete": False, "others_lower_bound_s": last.lower_bound_s})
+
+
+def _at_least(result: SearchResult, bound_s: float) -> SearchResult:
+    """The result with a bound that is known from a larger space."""
+    bound_s = min(max(bound_s, result.lower_bound_s), result.prediction.step_s)
+    return replace(result, certificate=replace(result.certificate, lower_bound_s=bound_s))
+
+
+def _ordered(found: Outcome, others: Sequence[SearchResult], facts: Mapping[str, Any]) -> Outcome:
+    """The quickest first, under the proof of the whole space: a search may leave a better plan within its gap to the next."""
+    if not others:
+        return found
+    first, *rest = sorted((found.result, *others), key=lambda result: result.prediction.step_s)
+    whole = found.result.certificate
+    bound_s = min(whole.lower_bound_s, first.prediction.step_s)
+    first = replace(first, certificate=replace(whole, lower_bound_s=bound_s))
+    return replace(found, result=first, alternatives=tuple(rest), facts=facts)
+
+
+def candidate_of(plan: Plan) -> Combination:
+    """The combination of decisions that makes a plan's candidate."""
+    mesh, batch = plan.mesh, plan.batch
+    values = {
+        "pipeline": mesh.pipeline, "data": mesh.data, "tensor": mesh.tensor, "microbatch": batch.micro,
+        "schedule": plan.schedule.name, "virtual": plan.schedule.virtual, "zero_group": plan.zero_group,
+    }
+    return Combination(tuple(Condition(name, "=", (value,), where="--top") for name, value in values.items()), "--top")
+
+
+def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:
+    """Plans none of which is beaten in both step and peak: the quickest under ever lower limits of memory."""
+    least = _least(graph, found.cluster, request)
+    peak = found.result.prediction.peak_memory_bytes
+    results = [found.result]
+    for step in range(1, FRONT + 1):
+        limit = least.peak_bytes if step == FRONT else round(peak * (least.peak_bytes / peak) ** (step / FRONT))
+        if results[-1].prediction.peak_memory_bytes <= limit:
+            continue  # It is the quickest under this limit too.
+        progress(f"front: at most {limit / GIB:.3f} GiB")
+        limited = replace(request, memory_limit_bytes=limit)
+        lower = _within(graph, found.cluster, request, least) if step == FRONT else _solve(graph, found.cluster, limited)
+        results.append(_at_least(lower, results[-1].lower_bound_s))
+    kept: list[SearchResult] = []
+    for result in sorted(results, key=lambda r: (r.prediction.step_s, r.prediction.peak_memory_bytes)):
+        if not kept or result.prediction.peak_memory_bytes < kept[-1].prediction.peak_memory_bytes:
+            kept.append(result)
+    facts = {**found.facts, "least_memory_bytes": least.peak_bytes, "lower_bound_bytes": least.bound_bytes}
+    return Outcome(kept[0], found.cluster, tuple(kept[1:]), facts)

@@ -1,0 +1,109 @@
+"""What constraints and schedule leave to the layers: sets of recomputation levels and ZeRO stages, block by block."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.constraints import LAYERED, Condition, Constraints, Value
+from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
+from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
+
+Choice = tuple[tuple[Recompute, ...], tuple[int, ...]]
+"""Recomputation levels and ZeRO stages that one block may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The choices that constraints and schedule leave. ``recompute`` and ``zero``: of any block; ``layers``: those of each
+    block, where they differ. ``fixed_zero``: bodies of tied parameters, whose blocks share a stage. ``split``: the schedule
+    parts backward passes."""
+
+    recompute: tuple[Recompute, ...]
+    zero: tuple[int, ...]
+    fixed_zero: tuple[tuple[str, int], ...] = ()
+    layers: tuple[Choice, ...] = ()
+    split: bool = False
+
+    def of_block(self, block: int) -> Choice:
+        """What one block of the chain may choose from."""
+        return self.layers[block] if self.layers else (self.recompute, self.zero)
+
+    def stages_of(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """The ZeRO stages that all of these blocks may have."""
+        return tuple(zero for zero in self.zero if all(zero in self.of_block(block)[1] for block in blocks))
+
+
+def alternatives(
+    constraints: Constraints, schedule: ScheduleName, zero_group: int, decided: Mapping[str, Value], blocks: tuple[str, ...]
+) -> tuple[Allowed, ...]:
+    """Product-form spaces that together hold every legal choice of the layers and no other.
+
+    ``decided``: values of the whole plan's decisions; combinations about decisions that it does not name count as not met.
+    A forbidden combination whose other conditions are met must fail in one of its conditions about layers, for all of the
+    layers that this means: one space for each way to choose these.
+    """
+    rest = []
+    for combination in constraints.forbidden:
+        layered = tuple(condition for condition in combination.conditions if condition.name in LAYERED)
+        others = [condition for condition in combination.conditions if condition.name not in LAYERED]
+        if all(condition.name in decided and condition.admits(decided[condition.name]) for condition in others):
+            if not layered:
+                return ()
+            rest.append(layered)
+    asked = tuple(condition for condition in constraints.conditions if condition.name in LAYERED)
+    named = any(c.layers is not None for c in itertools.chain(asked, *rest))
+    return _spaces(asked, tuple(rest), schedule in SPLIT_BACKWARD, zero_group > 1, blocks if named else ())
+
+
+@lru_cache(maxsize=4096)
+def _spaces(
+    asked: tuple[Condition, ...], combinations: tuple[tuple[Condition, ...], ...], split: bool, grouped: bool,
+    blocks: tuple[str, ...],
+) -> tuple[Allowed, ...]:
+    found: list[Allowed] = []
+    for refused in itertools.product(*combinations):
+        choices = tuple(_choice(asked, refused, split, grouped, block) for block in blocks or ("",))
+        if all(levels and stages for levels, stages in choices):
+            found.append(_widest(choices, split, layers=bool(blocks)))
+    return tuple(
+        space for at, space in enumerate(found)
+        if not any(_within(space, other) and (at > i or not _within(other, space)) for i, other in enumerate(found) if i != at)
+    )
+
+
+def _choice(asked: Sequence[Condition], refused: Sequence[Condition], split: bool, grouped: bool, block: str) -> Choice:
+    """A block's levels and stages. Sharding over one rank is no sharding, unless a constraint wants it."""
+    def open_to(name: str, value: Value) -> bool:
+        return all(c.admits(value) for c in asked if c.name == name and (not block or c.covers(block))) and not any(
+            c.admits(value) for c in refused if c.name == name and (not block or c.covers(block))
+        )
+
+    levels = tuple(level for level in RECOMPUTE_LEVELS if (level == "none" or not split) and open_to("recompute", level))
+    stages = tuple(zero for zero in (0, 1, 2, 3) if not (split and zero == 3) and open_to("zero", zero))
+    return levels, (0,) if not grouped and 0 in stages else stages
+
+
+def _widest(choices: Sequence[Choice], split: bool, *, layers: bool) -> Allowed:
+    levels = tuple(level for level in RECOMPUTE_LEVELS if any(level in choice[0] for choice in choices))
+    stages = tuple(zero for zero in (0, 1, 2, 3) if any(zero in choice[1] for choice in choices))
+    differ = layers and any(choice != choices[0] for choice in choices)
+    return Allowed(levels, stages, (), tuple(choices) if differ else (), split)
+
+
+def _within(space: Allowed, other: Allowed) -> bool:
+    """Whether every choice of ``space`` is one of ``other``."""
+    count = max(len(space.layers), len(other.layers), 1)
+    pairs = [(space.of_block(i), other.of_block(i)) for i in range(count)]
+    return all(set(mine[0]) <= set(theirs[0]) and set(mine[1]) <= set(theirs[1]) for mine, theirs in pairs)
+
+
+def union_of(spaces: Sequence[Allowed]) -> Allowed:
+    """One space that holds them all (and perhaps more): what a bound may count with."""
+    return Allowed(
+        tuple(level for level in RECOMPUTE_LEVELS if any(level in space.recompute for space in spaces)),
+        tuple(zero for zero in (0, 1, 2, 3) if any(zero in space.zero for space in spaces)),
+        split=all(space.split for space in spaces),
+    )

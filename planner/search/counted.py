@@ -1,0 +1,244 @@
+"""The counted bound: a rank has whole blocks, so the ranks' largest counts by a given time must cover every run.
+
+For each rank r and run i, ``seconds[r, n - 1]`` is a lower bound of the step of any plan in which r has n blocks of the run:
+the first micro-batch comes through the stages before the rank's first one (and goes back, where backward passes are not split),
+meanwhile or after that the rank does all micro-batches' work of its blocks, and once a step what they need. What n blocks
+take at least within the bytes that are left is convex in the bytes (mixtures of choices allowed), so it is the lower convex
+hull of one block's. The bound of a run of L blocks is then the L-th smallest number of the table: below it fewer than L
+pairs (rank, block) are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.live import interleaved_kept, interleaved_live, live_profiles
+from planner.evaluate import receive_buffer_bytes
+from planner.search.linear import Floats, Indices
+from planner.search.shape import Shape
+from planner.search.stream import Stream
+from planner.search.works import Work
+
+SAMPLED = 32
+"""Live vectors of a round of an interleaved schedule that are averaged (any of them is a constraint, so their mean is one)."""
+
+
+MOST_WHOLE = 20
+"""Up to so many blocks of a rank, the choices of whole blocks are told apart."""
+
+
+@dataclass(frozen=True)
+class RankCosts:
+    """``seconds[run]``: [ranks, count], growing along a row; infinite where that many do not fit. ``before_s`` [ranks]: the
+    part of it that is spent before the rank's own work; ``idle_s[run]`` [ranks]: the rank's own work without blocks of the
+    run."""
+
+    seconds: tuple[Floats, ...]
+    before_s: Floats
+    idle_s: tuple[Floats, ...]
+
+    @cached_property
+    def bound(self) -> float:
+        """No step is shorter."""
+        return max(float(np.partition(table, table.shape[1] - 1, axis=None)[table.shape[1] - 1]) for table in self.seconds)
+
+    def most(self, run: int, limit_s: float) -> Indices:
+        """Blocks of a run that each rank has at most in a plan quicker than ``limit_s``."""
+        return np.asarray((self.seconds[run] < limit_s).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What only the schedule decides. ``rank_of`` [stages]. Memory constraints, one a row: ``rank``; ``least``: live
+    micro-batches of the rank's emptiest stage; ``alive``, ``sent``: of all its stages, and of those that send on.
+    ``messages`` [ranks]: receive buffers, in messages."""
+
+    rank_of: Indices
+    rank: Indices
+    least: Floats
+    alive: Floats
+    sent: Floats
+    messages: Floats
+
+
+@lru_cache(maxsize=4096)
+def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
+    name, pipeline, virtual, microbatches = shape_key
+    shape = Shape(name, pipeline, virtual, microbatches, 0.0)  # type: ignore[arg-type]
+    rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+    last = int(rank_of[-1])
+    crosses = np.append(np.append(False, rank_of[1:] != rank_of[:-1]), False)
+    messages = np.zeros(pipeline)
+    turns = name in ("gpipe", "1f1b")
+    for kind in range(shape.stages) if turns else (0,):
+        if turns:
+            messages[rank_of[kind]] += receive_buffer_bytes(
+                shape.schedule, kind, shape.stages, microbatches, int(crosses[kind]), int(crosses[kind + 1])
+            )
+        else:
+            each = receive_buffer_bytes(shape.schedule, 1, shape.stages, microbatches, 1, 0)
+            np.add.at(messages, rank_of, each * (crosses[:-1].astype(float) + crosses[1:]))
+    ranks, vectors = [], []
+    for rank, mine in enumerate(_lives(shape)):
+        ranks += [rank] * len(mine)
+        vectors.append(mine)
+    lives, at = np.concatenate(vectors), np.array(ranks)
+    # The last stage sends nothing on; it is the last of its rank, but under zbv the rank's stages are listed likewise.
+    ends = np.where(at == last, lives[:, -1], 0.0)
+    return _Frame(rank_of, at, lives.min(axis=1), lives.sum(axis=1), lives.sum(axis=1) - ends, messages)
+
+
+def _lives(shape: Shape) -> list[Floats]:
+    """Per rank, some constraints on what is alive, [constraints, virtual stages]: live vectors and their mean."""
+    if not shape.schedule.startswith("interleaved"):
+        profiles = live_profiles(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches)
+        return [np.array(rank, dtype=float) for rank in profiles]
+    total = shape.virtual * shape.microbatches
+    turn = shape.microbatches // max(1, shape.microbatches // shape.pipeline)
+    result = []
+    for kept in interleaved_kept(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches):
+        most = min(total - kept + 1, shape.virtual * turn)
+        steps = np.unique(np.linspace(0, most - 1, min(most, SAMPLED)).astype(np.int64))
+        vectors = interleaved_live(kept, steps, shape.virtual, turn).astype(float)
+        result.append(np.stack([vectors[0], vectors.mean(axis=0)]))
+    return result
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a candidate. ``known``: :func:`works` of the stream, to share."""
+
+    stream: Stream
+    shape: Shape
+    known: tuple[Work, ...]
+
+    @cached_property
+    def _frame(self) -> _Frame:
+        return _frame((self.shape.schedule, self.shape.pipeline, self.shape.virtual, self.shape.microbatches))
+
+    @cached_property
+    def _edges(self) -> tuple[list[int], list[int]]:
+        """Of each run, the first and the last stage that can have it."""
+        runs, stages = range(len(self.stream.runs)), self.shape.stages
+        return [self.stream.first_stage(run, stages) for run in runs], [self.stream.last_stage(run, stages) for run in runs]
+
+    @cached_property
+    def possible(self) -> NDArray[np.bool_]:
+        """[runs, ranks]: whether a rank can have blocks of a run."""
+        possible = np.zeros((len(self.stream.runs), self.shape.pipeline), dtype=bool)
+        for run, (first, last) in enumerate(zip(*self._edges, strict=True)):
+            possible[run, self._frame.rank_of[first : last + 1]] = True
+        return possible
+
+    @cached_property
+    def forced(self) -> Indices:
+        """[runs, ranks]: blocks of a run that must lie on a rank: all, where the run can be nowhere else."""
+        edges = zip(*self._edges, strict=True)
+        return np.array([_forced(self.stream, self._frame.rank_of, run, *ends) for run, ends in enumerate(edges)])
+
+    @cached_property
+    def before_s(self) -> Floats:
+        """[ranks]: the least that the first micro-batch takes through the stages before a rank's first one."""
+        return _before(self.stream, self.shape, self.known, *self._edges)
+
+    @cached_property
+    def own_s(self) -> Floats:
+        """[ranks]: what a rank does whatever it has beside the forced blocks."""
+        known = sum(forced * work.least_s for forced, work in zip(self.forced, self.known, strict=True))
+        return np.asarray(self.shape.microbatches * self.shape.virtual * self.stream.context_s + known)
+
+    @cached_property
+    def peaks(self) -> tuple[Floats, Floats]:
+        """[ranks] each: the least peak of a block, and the least share gathered."""
+        least = [np.array([pair[kind].peaks.min() for pair in self.stream.single])[:, None] for kind in (0, 1)]
+        peak, gathered = (np.where(self.possible, part, np.inf).min(axis=0) for part in least)
+        return peak, gathered
+
+    @cached_property
+    def room(self) -> Floats:
+        """[constraints]: bytes for the blocks that are not forced."""
+        stream, shape, frame = self.stream, self.shape, self._frame
+        held = sum(forced * work.least_bytes for forced, work in zip(self.forced, self.known, strict=True))
+        free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * frame.messages
+        room = (free - self.peaks[0] - self.peaks[1] - held)[frame.rank]
+        return np.asarray(room - stream.context_bytes * frame.alive - stream.crossing_bytes * frame.sent)
+
+    @cached_property
+    def costs(self) -> RankCosts:
+        """With parts of blocks under every choice."""
+        return self._priced([self._table(run) for run in range(len(self.stream.runs))])
+
+    def sharper(self, limit_s: float) -> RankCosts:
+        """With whole blocks under every choice, as far as plans quicker than the limit have them."""
+        tables = []
+        for run, quick in enumerate(self.costs.seconds):
+            table = quick.copy()
+            most = int(min(self.costs.most(run, limit_s).max(), MOST_WHOLE))
+            for count in range(1, most + 1) if self.stream.runs[run].count > 1 else ():
+                seconds = self._whole(run, count) + self._others(run)
+                table[:, count - 1] = np.where(self.possible[run], np.maximum(table[:, count - 1], seconds), np.inf)
+            tables.append(np.maximum.accumulate(table, axis=1))
+        return self._priced(tables)
+
+    def _priced(self, tables: Sequence[Floats]) -> RankCosts:
+        idle_s = tuple(self._others(run) - self.before_s for run in range(len(tables)))
+        return RankCosts(tuple(tables), self.before_s, idle_s)
+
+    def _others(self, run: int) -> Floats:
+        return np.asarray(self.before_s + self.own_s - self.forced[run] * self.known[run].least_s)
+
+    def _spared(self, run: int) -> Floats:
+        """[constraints]: bytes for the blocks of a run."""
+        return np.asarray(self.room + self.forced[run][self._frame.rank] * self.known[run].least_bytes)
+
+    def _worst(self, seconds: Floats) -> Floats:
+        """Of each rank's constraints, the one that costs most."""
+        return np.asarray(np.maximum.reduceat(seconds, np.flatnonzero(np.append(True, np.diff(self._frame.rank) > 0)), axis=0))
+
+    def _table(self, run: int) -> Floats:
+        counts = np.arange(1, self.stream.runs[run].count + 1)
+        least = counts * self.known[run].seconds(self._frame.least, self._spared(run)[:, None] / counts)
+        seconds = self._worst(least) + self._others(run)[:, None]
+        return np.asarray(np.where(self.possible[run][:, None], seconds, np.inf))
+
+    def _whole(self, run: int, count: int) -> Floats:
+        """[ranks]: the least seconds a step of ``count`` whole blocks."""
+        frame, work = self._frame, self.known[run]
+        whole = work.whole(count, alone=self.shape.virtual == 1)
+        spare = self._spared(run)[:, None] - frame.least[:, None] * whole.saved
+        spare = spare - np.maximum(whole.peak - self.peaks[0][frame.rank][:, None], 0.0)
+        # Gathered shares beside the least one that the room has lost already.
+        at = np.searchsorted(whole.held, spare + self.peaks[1][frame.rank][:, None], side="right") - 1
+        seconds = np.where(at < 0, np.inf, whole.work_s + whole.traffic_s[np.maximum(at, 0)])
+        return self._worst(seconds.min(axis=1))
+
+
+def _forced(stream: Stream, rank_of: Indices, run: int, first: int, last: int) -> NDArray[np.int64]:
+    """[ranks]: blocks of a run that must lie on a rank: all, where the run can be nowhere else."""
+    forced = np.zeros(int(rank_of.max()) + 1, dtype=np.int64)
+    owners = np.unique(rank_of[first : last + 1])
+    if len(owners) == 1:
+        forced[owners[0]] = stream.runs[run].count
+    return forced
+
+
+def _before(
+    stream: Stream, shape: Shape, of_run: tuple[Work, ...], first: list[int], last: list[int]
+) -> Floats:
+    """[ranks]: the least that the first micro-batch takes through the stages before a rank's first one."""
+    backward = 0 if shape.splits_backward else 1
+    stages = np.arange(shape.pipeline)
+    least, certain = np.full(shape.pipeline, np.inf), np.zeros(shape.pipeline)
+    for run, work in enumerate(of_run):
+        here = (first[run] <= stages) & (stages <= last[run])
+        seconds = work.first_s[backward]
+        least[here] = np.minimum(least[here], seconds)
+        if first[run] == last[run]:
+            certain[here] += stream.runs[run].count * seconds
+    through = np.where(certain > 0, certain, least) + stream.context_s + (1 + backward) * stream.send_s
+    return np.append(0.0, np.cumsum(through)[:-1])

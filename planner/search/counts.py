@@ -1,0 +1,210 @@
+"""How many blocks of each run every virtual stage has, and which choices they take: a candidate's program.
+
+Variables    n[s, i], whole: blocks of run i on virtual stage s; x[s, i, a], y[s, i, z]: how many of them take recomputation a,
+             and ZeRO stage z; t[s, k]: seconds of pass k of stage s for one micro-batch; T, the length of the pipeline; R, what
+             the slowest rank does once a step; b[s, i] in {0, 1}: run i ends by stage s.
+Constraints  sum over a of x = sum over z of y = n; every run is used up; every stage has a block; a run begins where the one
+             before has ended (b); t is the evaluator's function of the stage's sums, a maximum of linear forms; for each rank
+             and live profile of the schedule, persistent bytes + live micro-batches x saved bytes + transients fit; R is at
+             least each rank's once-a-step sum; T is at least the length of each known path of the schedule; and, as only plans
+             quicker than a target matter, T + R is at most the target and no rank has more blocks of a run than its own work
+             allows by then (:mod:`counted`).
+Objective    T + R, least.
+
+Every plan is a point of it, so its optimum is a bound. Three looks, each closer: all variables real (:data:`RELAXED`), n whole
+(:data:`COUNTED`), and x and y whole with the transients of what they choose (:data:`EXACT`), where nothing is left out. (The
+first two take the least transient there is.) The schedule is a fixed graph of actions, so the length of the pipeline is a
+maximum over paths, which are linear in the times: the solution is simulated, its critical path is added, until the simulation
+agrees. Paths are valid for all times of a schedule, so candidates share them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
+from planner.ir.plan import BlockDecision, StagePlan
+from planner.search.counted import RankCosts, Ranks
+from planner.search.linear import Floats, Program
+from planner.search.paths import Pool, start_paths
+from planner.search.rows import LENGTH, Layout
+from planner.search.shape import Shape
+from planner.search.stream import Stream
+
+RELAXED, COUNTED, EXACT = range(3)
+LOOSE = 0.3
+"""Whole numbers are sought to this part of what is left to the target while paths are still added."""
+PATHS = 6
+"""Paths that one simulation adds at most."""
+AGREEMENT = 1e-4
+"""The simulation and the longest known path agree to this part."""
+PATIENCE, PROGRESS = 30, 0.05
+"""Real variables are given up where so many paths raise the bound by less than this part of what is left to the target."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When to stop: a ``target_s`` that nothing above matters to, a ``deadline`` (time.perf_counter), how many paths, the
+    relative ``gap`` of whole numbers."""
+
+    target_s: float
+    deadline: float
+    paths: int = 200
+    gap: float = AGREEMENT
+
+
+@dataclass
+class Counts:
+    """One candidate's program. ``bound``: of T + R; ``values``: the last solution."""
+
+    ranks: Ranks
+    pool: Pool
+    exact: bool = False
+    bound: float = 0.0
+    values: Floats | None = None
+    _program: Program | None = None
+    _caps: list[tuple[int, int, int]] = field(default_factory=list)
+    _last: int = 0
+    _seen: int = 0
+    _tightened: bool = False
+    _seen_times: Floats | None = None
+    _limit_s: float = math.inf
+    _costs: RankCosts | None = None
+
+    @property
+    def stream(self) -> Stream:
+        return self.ranks.stream
+
+    @property
+    def shape(self) -> Shape:
+        return self.ranks.shape
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.stream, self.shape, self.exact)
+
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """Blocks of each virtual stage in the last solution."""
+        return () if self.values is None else self.layout.blocks(self.values)
+
+    def solve(self, effort: Effort, *, whole: bool, found: Callable[[], float] | None = None) -> bool:
+        """Raise the bound until it passes the target, or the simulation agrees with a solution. ``found`` is told of each whole
+        solution and answers with the target from then on. Returns whether time or paths ended it before."""
+        target_s = effort.target_s
+        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
+        bounds: list[float] = []
+        loose = LOOSE if whole else 0.0
+        for _ in range(effort.paths):
+            if self.bound >= target_s or not self._restrict(target_s):
+                self.bound = max(self.bound, target_s)
+                return False
+            program.add([self.layout.path_row(path) for path in paths[self._seen :]])
+            self._seen = len(paths)
+            left = effort.deadline - time.perf_counter()
+            if left <= 0:
+                return True
+            # While paths are missing, a part of the way to the target is near enough.
+            gap = max(effort.gap, loose * (1 - self.bound / target_s)) if math.isfinite(target_s) else effort.gap
+            answer = program.solve(whole=whole, time_limit_s=left, gap=gap)
+            if not self._tightened:
+                self.bound = max(self.bound, min(answer.bound, target_s))
+            if answer.values is None:
+                return self.bound < target_s
+            self.values = answer.values
+            length, fresh = self._longer(answer.values)
+            if found is not None:
+                target_s = min(target_s, found())
+            if length <= answer.values[LENGTH] * (1 + AGREEMENT):
+                if gap <= effort.gap or not answer.optimal:
+                    return not answer.optimal
+                loose = 0.0
+            paths += [path for path in fresh if path not in paths]
+            bounds.append(self.bound)
+            if not whole and len(bounds) > PATIENCE and _stuck(bounds, target_s):
+                return False
+        return True
+
+    def tighten(self, excess_bytes: float) -> None:
+        """The solver missed a row by its tolerance: ask for a little more room from now on, and prove nothing with it."""
+        assert self._program is not None
+        self._tightened = True
+        for index in self.layout.memory_rows:
+            row = self._program.rows[index]
+            self._program.bound_row(index, row.low, row.high - (excess_bytes + 1) / self.shape.capacity_bytes)
+
+    def _model(self) -> Program:
+        if self._program is None:
+            self._program = self.layout.program()
+            for run in range(len(self.stream.runs)):
+                for rank in range(self.shape.pipeline):
+                    members = self.layout.members(run, rank)
+                    if members.size and self.stream.runs[run].count > 1:
+                        self._caps.append((len(self._program.rows), run, rank))
+                        self._program.add_sum(self.layout.n_at[members])
+            self._last = len(self._program.rows)
+            self._program.add_sum(np.array([LENGTH, LENGTH + 1]))
+        return self._program
+
+    def _restrict(self, target_s: float) -> bool:
+        """Limit each rank's blocks to what a plan quicker than the target can have. False where that is none."""
+        assert self._program is not None
+        if self._costs is None or target_s < self._limit_s:
+            self._costs, self._limit_s = self.ranks.sharper(target_s), target_s
+            self.bound = max(self.bound, min(self._costs.bound, target_s))
+            most = [self._costs.most(run, target_s) for run in range(len(self.stream.runs))]
+            if any(int(caps.sum()) < run.count for caps, run in zip(most, self.stream.runs, strict=True)):
+                return False
+            for row, run, rank in self._caps:
+                self._program.bound_row(row, -math.inf, float(most[run][rank]))
+            self._program.bound_row(self._last, -math.inf, target_s)
+            self._program.add(self.layout.work_rows(self._costs, most))
+        return self.bound < target_s
+
+    def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:
+        """The simulated length of the solution, and paths that are longer than it says. Also those of the mean of all solutions
+        so far: solutions jump from corner to corner, their mean lies where the paths of good plans are."""
+        shape = self.shape
+        times = self.layout.times(values)
+        self._seen_times = times if self._seen_times is None else 0.5 * self._seen_times + 0.5 * times
+        sends = [0.0] + [self.stream.send_s] * (shape.stages - 1)
+        length, found = 0.0, []
+        for point in (self._seen_times, times):
+            stages = [StageTimes(*map(float, row)) for row in point]
+            length, paths = longest_paths(
+                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, PATHS
+            )
+            found += paths
+        known = [StageTimes(*map(float, row)) for row in times]
+        return length, [path for path in found if path.seconds(known, sends) > values[LENGTH] * (1 + AGREEMENT / 2)]
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages of an exact solution: counted choices are dealt to the blocks in order."""
+        assert self.exact and self.values is not None
+        layout = self.layout
+        chosen = np.rint(self.values[layout.choice_at]).astype(int)
+        result, first = [], 0
+        for stage in range(self.shape.stages):
+            decisions: list[BlockDecision] = []
+            for pair in np.flatnonzero(layout.pair_stage == stage):
+                levels, zeros = (
+                    [layout.names[c] for c in np.flatnonzero((layout.pair == pair) & (layout.kind == kind))
+                     for _ in range(chosen[c])]
+                    for kind in (0, 1)
+                )
+                decisions += [BlockDecision(z, r) for z, r in zip(zeros, levels, strict=True)]
+            result.append(StagePlan(stage, first, first + len(decisions), tuple(decisions)))
+            first += len(decisions)
+        return tuple(result)
+
+
+def _stuck(bounds: list[float], target_s: float) -> bool:
+    """Whether the last paths brought the target no nearer."""
+    gained = bounds[-1] - bounds[-1 - PATIENCE]
+    return gained < (PROGRESS * (target_s - bounds[-1]) if math.isfinite(target_s) else AGREEMENT * bounds[-1])

@@ -1,0 +1,131 @@
+"""Linear and integer programs as rows over columns, solved again and again while rows are added.
+
+HiGHS keeps its basis between two solves (through ``highspy``). Where highspy is missing the same rows are stated in PuLP and
+CBC solves them anew each time (:mod:`planner.solver`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.solver import highs_module
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``low <= sum of values x columns <= high``."""
+
+    low: float
+    high: float
+    columns: Indices
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``bound``: proven lower bound of the objective (infinite: infeasible; minus infinity: nothing proven). ``values`` of the
+    columns, None without a solution; ``optimal``: solved to the asked gap."""
+
+    bound: float
+    objective: float
+    values: Floats | None
+    optimal: bool
+
+
+PRECISE = 1e-9
+INFEASIBLE = Outcome(math.inf, math.inf, None, True)
+
+
+@dataclass
+class Program:
+    """Minimise ``cost`` over columns between ``low`` and ``high``; ``integer`` columns are whole where a solve asks for it.
+    ``precise``: rows may be missed by :data:`PRECISE` only."""
+
+    cost: Floats
+    low: Floats
+    high: Floats
+    integer: NDArray[np.bool_]
+    precise: bool = False
+    rows: list[Row] = field(default_factory=list)
+    _highs: Any = None
+    _passed: int = 0
+    _whole: bool = False
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """More constraints."""
+        self.rows += rows
+
+    def add_sum(self, columns: Indices) -> None:
+        """A row of the columns' sum, to be bounded later."""
+        self.add([Row(-math.inf, math.inf, columns, np.ones(len(columns)))])
+
+    def bound_row(self, index: int, low: float, high: float) -> None:
+        """Other sides of a row."""
+        row = self.rows[index]
+        self.rows[index] = Row(low, high, row.columns, row.values)
+        if index < self._passed:
+            self._highs.changeRowBounds(index, low, high)
+
+    def solve(self, *, whole: bool, time_limit_s: float, gap: float = 0.0) -> Outcome:
+        """The best values, whole where ``whole`` asks for it, until the relative ``gap`` is proven."""
+        highspy = highs_module()
+        if highspy is None:
+            from planner.search.linear_pulp import solve_rows
+
+            return solve_rows(self, whole=whole, time_limit_s=time_limit_s, gap=gap)
+        self._update(highspy, whole)
+        highs = self._highs
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 0.02))
+        highs.setOptionValue("mip_rel_gap", gap)
+        highs.run()
+        status, information = highs.getModelStatus(), highs.getInfo()
+        kinds = highspy.HighsModelStatus
+        if status == kinds.kInfeasible:
+            return INFEASIBLE
+        optimal = status == kinds.kOptimal
+        bound = information.mip_dual_bound if whole else information.objective_function_value if optimal else -math.inf
+        feasible = information.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        if not feasible or not (whole or optimal):
+            return Outcome(bound, math.inf, None, False)
+        values = np.array(highs.getSolution().col_value)
+        return Outcome(bound, information.objective_function_value, values, optimal)
+
+    def _update(self, highspy: Any, whole: bool) -> None:
+        """Bring HiGHS' model up to date."""
+        if self._highs is None:
+            self._highs = highspy.Highs()
+            self._highs.setOptionValue("output_flag", False)
+            self._highs.setOptionValue("threads", 1)
+            if self.precise:
+                self._highs.setOptionValue("primal_feasibility_tolerance", PRECISE)
+                self._highs.setOptionValue("mip_feasibility_tolerance", PRECISE)
+            model = highspy.HighsLp()
+            count = len(self.cost)
+            model.num_col_, model.num_row_ = count, 0
+            model.col_cost_, model.col_lower_ = self.cost, self.low
+            model.col_upper_ = np.where(np.isposinf(self.high), highspy.kHighsInf, self.high)
+            self._highs.passModel(model)
+        fresh = self.rows[self._passed :]
+        if fresh:
+            sizes = [len(row.columns) for row in fresh]
+            self._highs.addRows(
+                len(fresh), np.array([row.low for row in fresh]), np.array([row.high for row in fresh]), sum(sizes),
+                np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int32),
+                np.concatenate([row.columns for row in fresh]).astype(np.int32),
+                np.concatenate([row.values for row in fresh]),
+            )
+            self._passed = len(self.rows)
+        if whole != self._whole:
+            places = np.flatnonzero(self.integer).astype(np.int32)
+            kind = highspy.HighsVarType.kInteger if whole else highspy.HighsVarType.kContinuous
+            self._highs.changeColsIntegrality(len(places), places, np.full(len(places), kind))
+            self._whole = whole

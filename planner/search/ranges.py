@@ -1,0 +1,177 @@
+"""The least memory of every range of blocks on one stage, exactly.
+
+A stage needs, for its blocks, the sum of what each keeps (state, constants, and its activations of every live
+micro-batch), the largest transient peak of one of them, and the two largest transient shares of ZeRO. What recomputation
+decides and what ZeRO decides add up, so the two are minimised apart. Where the largest transient is at most a threshold,
+each block takes its cheapest choice under that threshold: the least over all thresholds is the least over all choices,
+because every choice has some largest transient. Prefix sums give this for all ranges at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.ir.costed import CostedGraph
+from planner.ir.plan import BlockDecision, StagePlan
+from planner.search.allowed import Allowed
+from planner.search.tables import Floats
+
+NEVER = 2.0**52
+"""Bytes of a choice that a threshold excludes: more than any real sum, and exact in floating point beside all of them."""
+Option = tuple[float, float, float, object]
+"""Bytes all the time, bytes of each live micro-batch, transient bytes, and the decision that this is."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The blocks of one option of a costed graph, with the choices that each is allowed."""
+
+    costed: CostedGraph
+    option: int
+    allowed: Allowed
+
+    @property
+    def count(self) -> int:
+        return len(self.costed.graph.blocks)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Option, ...], ...]:
+        """Per block, its recomputation levels."""
+        costs = self.costed.blocks[self.option]
+        return tuple(
+            tuple(
+                (
+                    cost.buffer_bytes, cost.kept_bytes(self.allowed.split),
+                    max(cost.forward_peak_bytes, cost.backward_peak_bytes), level,
+                )
+                for level, cost in costs[block.body].items() if level in self.allowed.of_block(index)[0]
+            )
+            for index, block in enumerate(self.costed.graph.blocks)
+        )
+
+    @cached_property
+    def stages(self) -> tuple[tuple[Option, ...], ...]:
+        """Per block, its ZeRO stages."""
+        fixed, states = dict(self.allowed.fixed_zero), self.costed.states[self.option]
+        result = []
+        for index, block in enumerate(self.costed.graph.blocks):
+            open_ = (fixed[block.body],) if block.body in fixed else self.allowed.of_block(index)[1]
+            result.append(tuple(
+                (state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes, 0, state.gather_bytes, zero)
+                for zero, state in states[block.body].items() if zero in open_
+            ))
+        return tuple(result)
+
+    @property
+    def possible(self) -> bool:
+        """Whether every block has a choice."""
+        return all(self.levels) and all(self.stages)
+
+    def least_of_blocks(self, live: float) -> Floats:
+        """Per block, the least that it adds to a stage with so many live micro-batches, transients left out."""
+        return _cheapest(self.levels, live, NEVER) + _cheapest(self.stages, live, NEVER)
+
+    @cached_property
+    def least_sum(self) -> float:
+        """The least that all blocks keep together, each with one live micro-batch."""
+        return float(self.least_of_blocks(1.0).sum())
+
+    @cached_property
+    def least_transient(self) -> float:
+        """No stage has less of it."""
+        return min(min(choice[2] for choice in block) for block in self.levels)
+
+    def activations(self, live: float, share: float = 1.0) -> Floats:
+        """[first, last]: the least of constants, activations and ``share`` of the largest peak; infinite where empty."""
+        best = np.full((self.count + 1, self.count + 1), np.inf)
+        for threshold in _thresholds(self.levels):
+            total = _ranges(_cheapest(self.levels, live, threshold)) + share * threshold
+            np.minimum(best, np.where(total < NEVER / 2, total, np.inf), out=best)
+        return best
+
+    def states(self, share: float = 1.0) -> Floats:
+        """[first, last]: the least of the state and ``share`` of the two largest gathered shares; infinite where empty."""
+        best = np.full((self.count + 1, self.count + 1), np.inf)
+        thresholds = sorted({0.0, *_thresholds(self.stages)})
+        cheapest = {threshold: _cheapest(self.stages, 0.0, threshold) for threshold in thresholds}
+        for second in thresholds:
+            total = _ranges(cheapest[second])
+            for first in (threshold for threshold in thresholds if threshold >= second):
+                # One block may have the larger share.
+                gained = _least_in_range(np.minimum(cheapest[first] - cheapest[second], 0.0))
+                size = total + gained + share * (first + second)
+                np.minimum(best, np.where(size < NEVER / 2, size, np.inf), out=best)
+        return best
+
+    def decided(self, stage: StagePlan) -> tuple[list[Option], list[Option]]:
+        """The levels and the ZeRO stages that the blocks of a stage have."""
+        pairs = list(enumerate(stage.decisions, stage.first))
+        levels = [next(c for c in self.levels[index] if c[3] == decision.recompute) for index, decision in pairs]
+        return levels, [next(c for c in self.stages[index] if c[3] == decision.zero) for index, decision in pairs]
+
+    def choose(self, first: int, last: int, live: float, share: float = 1.0) -> tuple[BlockDecision, ...]:
+        """Decisions of the blocks of one stage that need what :meth:`activations` and :meth:`states` say together."""
+        levels = _chosen(self.levels[first:last], live, share, pair=False)
+        stages = _chosen(self.stages[first:last], 0.0, share, pair=True)
+        return tuple(BlockDecision(zero, level) for zero, level in zip(stages, levels, strict=True))  # type: ignore[arg-type]
+
+
+def _thresholds(blocks: Sequence[Sequence[Option]]) -> list[float]:
+    return sorted({float(choice[2]) for block in set(blocks) for choice in block})
+
+
+def _cheapest(blocks: Sequence[Sequence[Option]], live: float, threshold: float) -> Floats:
+    """Per block, the least bytes among the choices whose transient is at most ``threshold``."""
+    known = {
+        block: min((always + live * each for always, each, top, _ in block if top <= threshold), default=NEVER)
+        for block in set(blocks)
+    }
+    return np.array([known[block] for block in blocks])
+
+
+def _ranges(values: Floats) -> Floats:
+    """[first, last]: the sums of all ranges that are not empty; huge elsewhere."""
+    # Excluded choices would drown the other bytes where many add up: they are counted apart.
+    never = values >= NEVER
+    ends = np.concatenate([[0.0], np.cumsum(np.where(never, 0.0, values))])
+    excluded = np.concatenate([[0], np.cumsum(never)])
+    sums = ends[None, :] - ends[:, None] + NEVER * (excluded[None, :] - excluded[:, None])
+    return np.where(np.triu(np.ones(sums.shape, dtype=bool), 1), sums, 4 * NEVER)
+
+
+def _least_in_range(values: Floats) -> Floats:
+    """[first, last]: the least value of each range; 0 where it is empty."""
+    count = len(values)
+    best = np.zeros((count + 1, count + 1))
+    for first in range(count):
+        best[first, first + 1 :] = np.minimum.accumulate(values[first:])
+    return best
+
+
+def _chosen(blocks: Sequence[Sequence[Option]], live: float, share: float, *, pair: bool) -> list[object]:
+    """The best choice of each block of one range: at most one block (of a ``pair``) has a larger transient than the rest."""
+    thresholds = _thresholds(blocks)
+    best: tuple[float, list[object]] = (np.inf, [])
+    for second in sorted({0.0, *thresholds}) if pair else thresholds:
+        for first in (t for t in thresholds if t >= second) if pair else (second,):
+            picks = [_pick(block, live, second) for block in blocks]
+            larger = [_pick(block, live, first) for block in blocks]
+            if first > second:
+                at = min(range(len(blocks)), key=lambda i: larger[i][0] - picks[i][0])
+                picks[at] = larger[at]
+            size = sum(bytes_ for bytes_, _ in picks) + share * (first + (second if pair else 0.0))
+            if size < best[0]:
+                best = size, [decision for _, decision in picks]
+    return best[1]
+
+
+def _pick(block: Sequence[Option], live: float, threshold: float) -> tuple[float, object]:
+    within = [(always + live * each, at) for at, (always, each, top, _) in enumerate(block) if top <= threshold]
+    if not within:
+        return NEVER, None
+    size, at = min(within)
+    return size, block[at][3]

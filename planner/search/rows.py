@@ -1,0 +1,310 @@
+"""The columns and rows of a candidate's program: where each variable lies, and what holds between them (see :mod:`counts`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+
+from cost_models.pipeline import CriticalPath
+from planner.evaluate import last_passes, receive_buffer_bytes
+from planner.search.counted import RankCosts
+from planner.search.linear import Floats, Indices, Program, Row
+from planner.search.shape import Shape
+from planner.search.stream import Stream
+from planner.search.tables import ONCE, OPTIMIZER, PERSISTENT, SAVED
+from planner.search.works import lower_hull
+
+LENGTH, TAIL = 0, 1
+"""T and R come first among the columns."""
+
+
+@dataclass
+class Layout:
+    """Columns: T, R, times [stages, passes], n [pairs], x and y [choices], b [breaks]; where the program is ``exact`` also the
+    transients of ranks and what marks the choices that are in use. A pair is (stage, run), ``kind`` 0 recomputation, 1 ZeRO."""
+
+    stream: Stream
+    shape: Shape
+    exact: bool = False
+    passes: int = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        stream, shape = self.stream, self.shape
+        self.passes = 3 if shape.splits_backward else 2
+        self.rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+        self.crosses = np.append(np.append(False, self.rank_of[1:] != self.rank_of[:-1]), False)
+        pairs = [
+            (stage, run) for stage in range(shape.stages) for run in range(len(stream.runs))
+            if stream.first_stage(run, shape.stages) <= stage <= stream.last_stage(run, shape.stages)
+        ]
+        self.pair_stage, self.pair_run = (np.array([pair[k] for pair in pairs]) for k in (0, 1))
+        self.n_at = TAIL + 1 + self.passes * shape.stages + np.arange(len(pairs))
+        tables = [stream.single[run][kind] for kind in (0, 1) for _, run in pairs]
+        sizes = [len(table.names) for table in tables]
+        self.pair = np.repeat(np.tile(np.arange(len(pairs)), 2), sizes)
+        self.kind = np.repeat([0, 1], [sum(sizes[: len(pairs)]), sum(sizes[len(pairs) :])])
+        self.vectors = np.concatenate([table.sums for table in tables])
+        self.peaks = np.concatenate([table.peaks for table in tables])
+        self.names = [name for table in tables for name in table.names]
+        self.stage = self.pair_stage[self.pair]
+        self.choice_at = int(self.n_at[-1]) + 1 + np.arange(len(self.pair))
+        self.breaks = self._breaks()
+        self.break_at = int(self.choice_at[-1]) + 1 + np.arange(len(self.breaks))
+        self.size = int(self.choice_at[-1]) + 1 + len(self.breaks)
+
+    def _breaks(self) -> list[tuple[int, int]]:
+        """(stage, run) where a run may have to end before the next begins."""
+        stages = self.shape.stages
+        return [
+            (stage, run) for run in range(len(self.stream.runs) - 1) for stage in range(stages - 1)
+            if self.stream.first_stage(run + 1, stages) <= stage < self.stream.last_stage(run, stages)
+        ]
+
+    def time_at(self, stage: int, k: int) -> int:
+        return TAIL + 1 + stage * self.passes + k
+
+    def members(self, run: int, rank: int) -> Indices:
+        """The pairs of a run on a rank."""
+        return np.flatnonzero((self.pair_run == run) & (self.rank_of[self.pair_stage] == rank))
+
+    def blocks(self, values: Floats) -> tuple[float, ...]:
+        """Blocks on every virtual stage."""
+        return tuple(np.bincount(self.pair_stage, values[self.n_at], self.shape.stages).tolist())
+
+    def times(self, values: Floats) -> Floats:
+        """[stages, 3]: the evaluator's seconds of the passes under the chosen values."""
+        chosen, stream, stages = values[self.choice_at], self.stream, self.shape.stages
+        sums = [
+            [np.bincount(self.stage, chosen * self.vectors[:, k] * (self.kind == kind), stages) for k in range(3)]
+            for kind in (0, 1)
+        ]
+        forward = sums[0][0] + stream.context_s
+        backward = sums[0][1] + sums[0][2]
+        stopped = stream.blocking_s / 2 * (self.crosses[:-1].astype(float) + self.crosses[1:])
+        hide, floor = stream.gathers.hidden, stream.gathers.floor
+        forward_wait = np.maximum(floor * sums[1][0], sums[1][0] - hide * forward)
+        backward_wait = np.maximum(floor * sums[1][1], sums[1][1] - hide * backward)
+        return np.column_stack([forward + forward_wait + stopped, sums[0][1] + backward_wait + stopped, sums[0][2]])
+
+    def program(self) -> Program:
+        """The columns and all rows but caps and paths."""
+        counts = np.array([run.count for run in self.stream.runs], dtype=float)
+        extra = Transients(self) if self.exact else None
+        size = self.size + (extra.size if extra is not None else 0)
+        cost, low, high = np.zeros(size), np.zeros(size), np.full(size, math.inf)
+        cost[[LENGTH, TAIL]] = 1.0
+        high[self.n_at] = np.minimum(counts, self.stream.blocks - self.shape.stages + 1)[self.pair_run]
+        high[self.break_at] = 1.0
+        integer = np.zeros(size, dtype=bool)
+        integer[self.n_at] = integer[self.break_at] = True
+        if extra is not None:
+            integer[self.choice_at] = integer[extra.marks] = True
+            high[extra.marks] = 1.0
+        program = Program(cost, low, high, integer, precise=self.exact)
+        program.add([*self._flow(counts), *self._order(counts), *self._times(), *self._tails()])
+        memory = self._memory(extra)
+        self.memory_rows = range(len(program.rows), len(program.rows) + len(memory))
+        program.add(memory)
+        if extra is not None:
+            program.add(extra.rows())
+        return program
+
+    def _flow(self, counts: Floats) -> list[Row]:
+        rows = []
+        for pair in range(len(self.n_at)):
+            for kind in (0, 1):
+                members = self.choice_at[(self.pair == pair) & (self.kind == kind)]
+                rows.append(Row(0.0, 0.0, np.append(members, self.n_at[pair]), np.append(np.ones(len(members)), -1.0)))
+        for run, count in enumerate(counts):
+            members = self.n_at[self.pair_run == run]
+            rows.append(Row(float(count), float(count), members, np.ones(len(members))))
+        for stage in range(self.shape.stages):
+            members = self.n_at[self.pair_stage == stage]
+            rows.append(Row(1.0, math.inf, members, np.ones(len(members))))
+        return rows
+
+    def _order(self, counts: Floats) -> list[Row]:
+        """What is used of run i + 1 up to a stage is at most b times all of it; of run i, at least."""
+        rows = []
+        for (stage, run), at in zip(self.breaks, self.break_at, strict=True):
+            for part, low, high in ((run, 0.0, math.inf), (run + 1, -math.inf, 0.0)):
+                members = self.n_at[(self.pair_run == part) & (self.pair_stage <= stage)]
+                rows.append(Row(low, high, np.append(members, at), np.append(np.ones(len(members)), -counts[part])))
+        return rows
+
+    def _times(self) -> list[Row]:
+        """Each pass at least its compute and what it waits for of its traffic: both forms of the maximum."""
+        rows = []
+        gathers, context_s = self.stream.gathers, self.stream.context_s
+        forms = [(0.0, gathers.floor)] + ([(gathers.hidden, 1.0)] if gathers.hidden > 0 and gathers.floor < 1 else [])
+        compute = np.where(self.kind[:, None] == 0, self.vectors[:, :3], 0.0)
+        traffic = np.where(self.kind[:, None] == 1, self.vectors[:, :2], 0.0)
+        backward = compute[:, 1] + compute[:, 2]
+        for stage in range(self.shape.stages):
+            stopped = self.stream.blocking_s / 2 * (int(self.crosses[stage]) + int(self.crosses[stage + 1]))
+            mine = np.flatnonzero(self.stage == stage)
+            for hidden, share in forms:
+                forward = (1 - hidden) * compute[:, 0] + share * traffic[:, 0]
+                rows.append(self._time_row(stage, 0, mine, forward, (1 - hidden) * context_s + stopped))
+                own = compute[:, 1] if self.passes == 3 else backward
+                rows.append(self._time_row(stage, 1, mine, own - hidden * backward + share * traffic[:, 1], stopped))
+            if self.passes == 3:
+                rows.append(self._time_row(stage, 2, mine, compute[:, 2], 0.0))
+        return rows
+
+    def _time_row(self, stage: int, k: int, mine: Indices, seconds: Floats, least: float) -> Row:
+        used = mine[seconds[mine] != 0]
+        columns = np.append(self.choice_at[used], self.time_at(stage, k))
+        return Row(least, math.inf, columns, np.append(-seconds[used], 1.0))
+
+    def _tails(self) -> list[Row]:
+        gradients = self.stream.gradients
+        behind = gradients.hidden * last_passes(self.shape.pipeline, self.shape.virtual, self.shape.microbatches)
+        forms = [(0.0, gradients.floor)] + ([(behind, 1.0)] if behind > 0 and gradients.floor < 1 else [])
+        backward = np.where(self.kind == 0, self.vectors[:, 1] + self.vectors[:, 2], 0.0)
+        rows = []
+        for hidden, share in forms:
+            seconds = share * self.vectors[:, ONCE] + self.vectors[:, OPTIMIZER] - hidden * backward
+            for rank in range(self.shape.pipeline):
+                used = np.flatnonzero((self.rank_of[self.stage] == rank) & (seconds != 0))
+                rows.append(Row(0.0, math.inf, np.append(self.choice_at[used], TAIL), np.append(-seconds[used], 1.0)))
+        return rows
+
+    def _memory(self, extra: Transients | None) -> list[Row]:
+        """Bytes are divided by the capacity, so that the rows are scaled like the others."""
+        rows, shape = [], self.shape
+        for rank in range(shape.pipeline):
+            members = np.flatnonzero(self.rank_of[self.stage] == rank)
+            owned = np.flatnonzero(self.rank_of == rank)
+            slot = np.searchsorted(owned, self.stage[members])
+            around = self._around(owned)
+            if extra is None:
+                around += sum(float(self.peaks[members][self.kind[members] == kind].min()) for kind in (0, 1))
+            for profile in shape.live(rank):
+                live = np.array(profile, dtype=float)
+                size = self.vectors[members, PERSISTENT] + live[slot] * self.vectors[members, SAVED]
+                free = shape.capacity_bytes - around - self._kept(owned, live)
+                columns, values = self.choice_at[members], size / shape.capacity_bytes
+                if extra is not None:
+                    columns, values = np.append(columns, extra.rank_at[rank]), np.append(values, 1.0)
+                rows.append(Row(-math.inf, free / shape.capacity_bytes, columns, values))
+        return rows
+
+    def _around(self, owned: Indices) -> float:
+        """A rank's batch and receive buffers, at least."""
+        shape, size = self.shape, self.stream.crossing_bytes
+        return float(shape.microbatches * self.stream.batch_bytes + sum(
+            receive_buffer_bytes(
+                shape.schedule, stage, shape.stages, shape.microbatches,
+                size * int(self.crosses[stage]), size * int(self.crosses[stage + 1]),
+            )
+            for stage in map(int, owned)
+        ))
+
+    def _kept(self, owned: Indices, live: Floats) -> float:
+        """What live micro-batches keep beside the blocks' activations: the context's values and what is sent on."""
+        sent = np.where(owned < self.shape.stages - 1, self.stream.crossing_bytes, 0)
+        return float((live * (self.stream.context_bytes + sent)).sum())
+
+    def work_rows(self, costs: RankCosts, most: Sequence[Indices]) -> list[Row]:
+        """What a rank does in a step is at least what the whole blocks of a run on it need: edges of the lower convex hull over
+        the counts that it can have."""
+        rows = []
+        for run, caps in enumerate(most):
+            count = self.stream.runs[run].count
+            for rank in range(self.shape.pipeline) if count > 1 else ():
+                fewest, largest = max(0, count - int(caps.sum()) + int(caps[rank])), int(caps[rank])
+                if largest < fewest:
+                    continue
+                counts = np.arange(fewest, largest + 1)
+                own = np.append(costs.idle_s[run][rank], costs.seconds[run][rank] - costs.before_s[rank])
+                corners = lower_hull(counts, own[counts])
+                rows += [self._work_row(run, rank, *line) for line in corners]
+        return rows
+
+    def _work_row(self, run: int, rank: int, slope: float, least: float) -> Row:
+        """Seconds a step of all of a rank's work >= least + slope x its blocks of the run."""
+        stages = np.flatnonzero(self.rank_of == rank)
+        times = np.concatenate([self.time_at(int(stage), 0) + np.arange(self.passes) for stage in stages])
+        taxed = np.flatnonzero((self.rank_of[self.stage] == rank) & (self.kind == 1))
+        tails = self.stream.gradients.floor * self.vectors[taxed, ONCE] + self.vectors[taxed, OPTIMIZER]
+        members = self.n_at[self.members(run, rank)]
+        scale = 1.0 / self.shape.microbatches
+        values = np.concatenate([np.ones(len(times)), scale * tails, np.full(len(members), -slope * scale)])
+        return Row(least * scale, math.inf, np.concatenate([times, self.choice_at[taxed], members]), values)
+
+    def path_row(self, path: CriticalPath) -> Row:
+        """T is at least the length of the path."""
+        counts = np.column_stack([path.forward, path.input_gradient, path.weight_gradient])[:, : self.passes].reshape(-1)
+        used = np.flatnonzero(counts)
+        columns = np.append(TAIL + 1 + used, LENGTH)
+        return Row(sum(path.transfers) * self.stream.send_s, math.inf, columns, np.append(-counts[used].astype(float), 1.0))
+
+
+class Transients:
+    """What blocks hold transiently, exactly as the evaluator counts it: of a rank, the stage with the largest sum of its
+    largest peak and its two largest gathered shares.
+
+    Columns: Z[r]; P[s], G[s]; marks u in {0, 1}: a pair has a block of a choice, or two. Bytes by the capacity."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        shape, base = layout.shape, layout.size
+        self.rank_at = base + np.arange(shape.pipeline)
+        self.peak_at = base + shape.pipeline + np.arange(shape.stages)
+        self.gather_at = self.peak_at + shape.stages
+        first = int(self.gather_at[-1]) + 1
+        least = [
+            [float(layout.peaks[(layout.stage == stage) & (layout.kind == kind)].min()) for stage in range(shape.stages)]
+            for kind in (0, 1)
+        ]
+        self.least_peaks = least[0]
+        # A choice that has no more than the least of its stage needs no mark.
+        self.choices = [
+            int(c) for c in range(len(layout.pair))
+            if layout.peaks[c] > (least[0][layout.stage[c]] if layout.kind[c] == 0 else 0.0)
+        ]
+        self.twice = [c for c in self.choices if layout.kind[c] == 1 and self._most(c) > 1]
+        self.mark = {c: first + i for i, c in enumerate(self.choices)}
+        self.second = {c: first + len(self.choices) + i for i, c in enumerate(self.twice)}
+        self.marks = np.arange(first, first + len(self.choices) + len(self.twice))
+        self.size = int(first + len(self.marks) - base)
+
+    def _most(self, choice: int) -> int:
+        run = self.layout.pair_run[self.layout.pair[choice]]
+        stream = self.layout.stream
+        return int(min(stream.runs[run].count, stream.blocks - self.layout.shape.stages + 1))
+
+    def rows(self) -> list[Row]:
+        layout, capacity = self.layout, self.layout.shape.capacity_bytes
+        rows = []
+        for choice, mark in self.mark.items():
+            at, most = layout.choice_at[choice], float(self._most(choice))
+            if choice in self.second:
+                columns = np.array([at, mark, self.second[choice]])
+                rows.append(Row(-math.inf, 0.0, columns, np.array([1.0, -1.0, 1.0 - most])))
+                rows.append(Row(0.0, math.inf, columns[1:], np.array([1.0, -1.0])))
+            else:
+                rows.append(Row(-math.inf, 0.0, np.array([at, mark]), np.array([1.0, -most])))
+        for stage in range(layout.shape.stages):
+            columns = np.array([self.rank_at[layout.rank_of[stage]], self.peak_at[stage], self.gather_at[stage]])
+            rows.append(Row(0.0, math.inf, columns, np.array([1.0, -1.0, -1.0])))
+            rows.append(Row(self.least_peaks[stage] / capacity, math.inf, columns[1:2], np.ones(1)))
+            mine = [c for c in self.choices if layout.stage[c] == stage]
+            for choice in mine:
+                size = float(layout.peaks[choice]) / capacity
+                target = self.peak_at[stage] if layout.kind[choice] == 0 else self.gather_at[stage]
+                members, sizes = [int(target), self.mark[choice]], [1.0, -size]
+                if choice in self.second:
+                    members, sizes = [*members, self.second[choice]], [*sizes, -size]
+                rows.append(Row(0.0, math.inf, np.array(members), np.array(sizes)))
+            for pair in combinations([c for c in mine if layout.kind[c] == 1], 2):
+                members = [int(self.gather_at[stage]), *(self.mark[c] for c in pair)]
+                sizes = [1.0, *(-float(layout.peaks[c]) / capacity for c in pair)]
+                rows.append(Row(0.0, math.inf, np.array(members), np.array(sizes)))
+        return rows

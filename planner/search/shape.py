@@ -1,0 +1,40 @@
+"""What a candidate fixes for its stages: schedule, ranks, virtual stages, micro-batches, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cost_models.live import live_profiles
+from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The fixed part of one candidate. ``capacity_bytes``: what one rank has, its reserve taken off."""
+
+    schedule: ScheduleName
+    pipeline: int
+    virtual: int
+    microbatches: int
+    capacity_bytes: float
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.virtual
+
+    def rank_of(self, stage: int) -> int:
+        if self.schedule == "zbv" and stage >= self.pipeline:
+            return 2 * self.pipeline - 1 - stage
+        return stage % self.pipeline
+
+    def owned(self, rank: int) -> list[int]:
+        """Virtual stages of a rank, first to last in the model."""
+        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
+
+    @property
+    def splits_backward(self) -> bool:
+        return self.schedule in SPLIT_BACKWARD
+
+    def live(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Pareto-maximal live micro-batches of a rank's virtual stages, in order of the stages."""
+        return live_profiles(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]

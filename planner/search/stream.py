@@ -1,0 +1,88 @@
+"""What flows over the virtual stages of a candidate: runs of identical blocks, the choices of one block of each, and what lies
+around the blocks; everything at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cost_models.overlap import NO_OVERLAP, Overlap
+from hardware_profiles import Cluster, Engine
+from planner.evaluate import send_seconds
+from planner.ir.plan import Mesh
+from planner.search.chain import Chain, Run
+from planner.search.tables import Table, union
+
+
+@dataclass(frozen=True)
+class Stream:
+    """``single``: per run, the choices of one block: of recomputation and of ZeRO stages. ``context_bytes`` of each micro-batch
+    in flight, ``batch_bytes`` of each micro-batch. ``send_s``: seconds by which a transfer over a cut delays what waits for
+    it; ``blocking_s``: for which both ranks stop. ``gathers``, ``gradients``: what hides of ZeRO's traffic of a micro-batch and
+    of a step."""
+
+    runs: tuple[Run, ...]
+    single: tuple[tuple[Table, Table], ...]
+    context_s: float
+    context_bytes: int
+    batch_bytes: int
+    send_s: float = 0.0
+    blocking_s: float = 0.0
+    gathers: Overlap = NO_OVERLAP
+    gradients: Overlap = NO_OVERLAP
+
+    @cached_property
+    def blocks(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    @cached_property
+    def crossing_bytes(self) -> int:
+        """Over every cut, at least."""
+        return min((run.crossing_bytes for run in self.runs if run.first), default=0)
+
+    def first_stage(self, run: int, stages: int) -> int:
+        """The first virtual stage that can have blocks of a run: each stage after it has a block too."""
+        return max(0, self.runs[run].first - (self.blocks - stages))
+
+    def last_stage(self, run: int, stages: int) -> int:
+        """The last one: each stage before it has a block too."""
+        return min(stages - 1, self.runs[run].first + self.runs[run].count - 1)
+
+
+def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Engine) -> Stream | None:
+    """Every block may have the choices of any of the chains: a bound of this is a bound of all of them. None where their
+    runs differ."""
+    runs = list(chains[0].runs)
+    for chain in chains[1:]:
+        if [(run.body, run.first, run.count) for run in chain.runs] != [(run.body, run.first, run.count) for run in runs]:
+            return None
+        runs = [min(pair, key=lambda run: run.crossing_bytes) for pair in zip(runs, chain.runs, strict=True)]
+    # More compute on a rank that has time can hide more of its gradients: only then may a choice that is worse in all help.
+    keep = engine.gradients_hidden > 0
+    single = tuple(
+        (_joined([c.single[at][0] for c in chains], keep), _joined([c.single[at][1] for c in chains], keep))
+        for at in range(len(runs))
+    )
+    costed = chains[0].costed
+    size = min((run.crossing_bytes for run in runs if run.first), default=0)
+    # A tensor rank that sends its own part only sends no less than an even share.
+    least = -(-size // mesh.tensor) if engine.sends_scattered else size
+    send_s = engine.sends_exposed * send_seconds(cluster, mesh, least)
+    return Stream(
+        tuple(runs), single, costed.context_s, costed.context_bytes, costed.batch_bytes,
+        (1 - engine.sends_blocking) * send_s, engine.sends_blocking * send_s,
+        Overlap(engine.gathers_hidden, engine.gathers_floor), Overlap(engine.gradients_hidden, engine.gradients_floor),
+    )
+
+
+def _joined(tables: Sequence[Table], keep: bool) -> Table:
+    joined = union(tables)
+    return _distinct(joined) if keep else joined.without_beaten()
+
+
+def _distinct(table: Table) -> Table:
+    _, index = np.unique(np.column_stack([table.sums, table.peaks]), axis=0, return_index=True)
+    return table.rows(np.sort(index))

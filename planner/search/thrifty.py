@@ -1,0 +1,192 @@
+"""The plan of least memory for one chain of one candidate, and a bound that no plan of it is below.
+
+Memory of a rank: the sum over its stages of what their blocks keep, the worst live profile of the schedule, and the
+largest transient of one stage (:mod:`planner.evaluate.memory`). With one stage a rank the largest rank is made as small as
+possible by dynamic programming over the cuts, exactly. With several stages a rank the ranks are weighted: the weighted mean
+of the ranks is never above the largest, it is a sum over stages, and dynamic programming minimises it exactly. The weights
+are raised where a rank is largest (subgradient steps); the plans met on the way are evaluated. What is left open is closed
+by an integer program, where there is time (:mod:`planner.search.thrifty_integers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.evaluate import receive_buffer_bytes
+from planner.ir.plan import BlockDecision, StagePlan
+from planner.search.ranges import Ranges
+from planner.search.shape import Shape
+from planner.search.tables import Floats
+
+STEPS = 12
+"""Subgradient steps."""
+Answer = tuple[float, tuple[StagePlan, ...] | None]
+"""A lower bound of the largest rank's bytes, reserve left out, and stages that come near it."""
+
+
+def lives_of(shape: Shape) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per rank, the Pareto-maximal live micro-batches of its stages. (gpipe and 1f1b in closed form: their action lists are
+    long.)"""
+    count = shape.microbatches
+    if shape.schedule == "gpipe":
+        return (((count,),),) * shape.pipeline
+    if shape.schedule == "1f1b":
+        return tuple(((min(shape.pipeline - rank, count),),) for rank in range(shape.pipeline))
+    return tuple(shape.live(rank) for rank in range(shape.pipeline))
+
+
+@dataclass(frozen=True)
+class Thrift:
+    """One chain under one candidate's shape."""
+
+    ranges: Ranges
+    shape: Shape
+
+    @cached_property
+    def mean_lives(self) -> Floats:
+        """Per virtual stage, a convex combination of its rank's live profiles: no profile of a rank is the worst for all."""
+        lives = np.zeros(self.shape.stages)
+        for rank, profiles in enumerate(lives_of(self.shape)):
+            lives[self.owned(rank)] = np.mean(np.array(profiles, dtype=float), axis=0)
+        return lives
+
+    def owned(self, rank: int) -> list[int]:
+        return [stage for stage in range(self.shape.stages) if self.shape.rank_of(stage) == rank]
+
+    def quick_bound(self) -> float:
+        """A lower bound of the largest rank: ranks are weighted by how few blocks they could hold, and each block lies where
+        it weighs least."""
+        lives = self.mean_lives
+        distinct = np.unique(lives)
+        sizes = np.array([self.ranges.least_of_blocks(live) for live in distinct])
+        of_stage = np.searchsorted(distinct, lives)
+        ranks = np.array([self.shape.rank_of(stage) for stage in range(self.shape.stages)])
+        totals = np.zeros(self.shape.pipeline)
+        np.add.at(totals, ranks, sizes.sum(axis=1)[of_stage] / self.shape.virtual)
+        weights = 1.0 / np.maximum(totals, 1.0)
+        weights /= weights.sum()
+        least = np.full(sizes.shape[1], np.inf)
+        for live in range(len(distinct)):
+            weight = weights[ranks[of_stage == live]].min()
+            np.minimum(least, weight * sizes[live], out=least)
+        context = self.ranges.costed.context_bytes * float((weights[ranks] * lives).sum())
+        return float(least.sum()) + context + self.ranges.least_transient + self._batch_bytes
+
+    def solve(self, enough: float) -> Answer:
+        """The least memory of the largest rank; stops early where it is proven to exceed ``enough``."""
+        if self.shape.virtual == 1:
+            return self._exact()
+        return self._weighted(enough)
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self.shape.microbatches * self.ranges.costed.batch_bytes
+
+    def _exact(self) -> Answer:
+        """One stage a rank: the largest rank is as small as it can be."""
+        shape, count = self.shape, self.ranges.count
+        state = self.ranges.states()
+        lives = [float(max(profile[0] for profile in profiles)) for profiles in lives_of(shape)]
+        kept = {live: self.ranges.activations(live) for live in sorted(set(lives))}
+        tables = [state + kept[live] + self._around(stage, live) for stage, live in enumerate(lives)]
+        reached, cuts = np.full(count + 1, np.inf), []
+        reached[0] = 0.0
+        for table in tables:
+            through = np.maximum(reached[:, None], table)
+            cuts.append(np.argmin(through, axis=0))
+            reached = through.min(axis=0)
+        if not math.isfinite(reached[count]):
+            return math.inf, None
+        return float(reached[count]) + self._batch_bytes, self._stages(self._bounds(cuts), lives, 1.0)
+
+    def _weighted(self, enough: float) -> Answer:
+        shape = self.shape
+        ranks = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+        share = 1.0 / shape.virtual
+        lives = self.mean_lives
+        state = self.ranges.states(share)
+        kept = {live: self.ranges.activations(live, share) for live in np.unique(lives).tolist()}
+        tables = [state + kept[live] + self._around(stage, live) for stage, live in enumerate(lives.tolist())]
+        weights = np.full(shape.pipeline, 1.0 / shape.pipeline)
+        best, evenest, least = 0.0, [0], math.inf
+        for step in range(STEPS):
+            value, cuts = _shortest([weights[ranks[stage]] * table for stage, table in enumerate(tables)])
+            if cuts is None:
+                return math.inf, None
+            best = max(best, value + self._batch_bytes)
+            bounds = self._bounds(cuts)
+            held = [table[bounds[stage], bounds[stage + 1]] for stage, table in enumerate(tables)]
+            sizes = np.bincount(ranks, held, shape.pipeline)
+            if sizes.max() < least:
+                evenest, least = bounds, float(sizes.max())
+            if best > enough or least <= value + 1:
+                break
+            weights = weights * (sizes / sizes.mean()) ** (2.0 / (1 + step))
+            weights /= weights.sum()
+        return best, self._stages(evenest, lives.tolist(), share)
+
+    def _around(self, stage: int, live: float) -> Floats:
+        """[first, last]: bytes of a stage beside its blocks: receive buffers, and of each live micro-batch the context and
+        what is sent on."""
+        costed = self.ranges.costed
+        crossing = costed.crossing_bytes[self.ranges.option]
+        sizes = np.array([crossing.get(cut, 0) if cut else 0 for cut in range(self.ranges.count + 1)], dtype=float)
+        inward, outward = self.buffers(stage)
+        return np.asarray((inward * sizes)[:, None] + ((outward + live) * sizes + live * costed.context_bytes)[None, :])
+
+    def buffers(self, stage: int) -> tuple[int, int]:
+        """How many messages a stage's receive buffers hold: of its input, and gradients of its output."""
+        shape = self.shape
+        inward, outward = (
+            receive_buffer_bytes(shape.schedule, stage, shape.stages, shape.microbatches, *pair) for pair in ((1, 0), (0, 1))
+        )
+        received = stage > 0 and shape.rank_of(stage - 1) != shape.rank_of(stage)
+        returned = stage < shape.stages - 1 and shape.rank_of(stage + 1) != shape.rank_of(stage)
+        return inward if received else 0, outward if returned else 0
+
+    def sizes(self, stages: Sequence[StagePlan]) -> Floats:
+        """Bytes of every rank under these stages, reserve left out, as the evaluator counts them."""
+        always, each, tops = (np.zeros(self.shape.stages) for _ in range(3))
+        crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
+        for stage in stages:
+            levels, states = self.ranges.decided(stage)
+            inward, outward = self.buffers(stage.index)
+            before, after = (crossing.get(cut, 0) if cut else 0 for cut in (stage.first, stage.last))
+            always[stage.index] = sum(c[0] for c in (*levels, *states)) + inward * before + outward * after
+            each[stage.index] = sum(choice[1] for choice in levels) + after + self.ranges.costed.context_bytes
+            tops[stage.index] = max(c[2] for c in levels) + sum(sorted(choice[2] for choice in states)[-2:])
+        result = np.zeros(self.shape.pipeline)
+        for rank, profiles in enumerate(lives_of(self.shape)):
+            owned = self.owned(rank)
+            live = max(float(np.dot(profile, each[owned])) for profile in profiles)
+            result[rank] = always[owned].sum() + live + tops[owned].max() + self._batch_bytes
+        return result
+
+    def _bounds(self, cuts: Sequence[Floats]) -> list[int]:
+        """Where the stages begin, and the end, from the best beginning of each stage by its end."""
+        bounds = [self.ranges.count]
+        for cut in reversed(cuts):
+            bounds.append(int(cut[bounds[-1]]))
+        return bounds[::-1]
+
+    def _stages(self, bounds: Sequence[int], lives: Sequence[float], share: float) -> tuple[StagePlan, ...]:
+        decisions: list[tuple[BlockDecision, ...]] = [
+            self.ranges.choose(bounds[stage], bounds[stage + 1], live, share) for stage, live in enumerate(lives)
+        ]
+        return tuple(StagePlan(i, bounds[i], bounds[i + 1], chosen) for i, chosen in enumerate(decisions))
+
+
+def _shortest(tables: Sequence[Floats]) -> tuple[float, list[Floats] | None]:
+    """The least sum over stages that follow one another from the first block to the last; where each begins, by its end."""
+    reached, cuts = np.full(len(tables[0]), np.inf), []
+    reached[0] = 0.0
+    for table in tables:
+        through = reached[:, None] + table
+        cuts.append(np.argmin(through, axis=0))
+        reached = through.min(axis=0)
+    return float(reached[-1]), cuts if math.isfinite(reached[-1]) else None

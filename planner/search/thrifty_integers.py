@@ -1,0 +1,131 @@
+"""The least memory of a chain whose ranks own several stages, as an integer program.
+
+Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with recomputation r, and with ZeRO stage z;
+             c[b, s] >= 0: stage s begins with block b; P[s], the largest transient of a stage; g[s] and e[b, s], its two
+             largest gathered shares as 2 g[s] + sum of e[b, s]; Z[r], the largest of both on a rank; M, the largest rank.
+Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
+             than the one before it; for each rank and live profile, persistent bytes + live micro-batches x (saved bytes,
+             context and what is sent) + receive buffers + Z[r] are at most M; P[s] is at least each transient;
+             e[b, s] is at least each gathered share less g[s]; Z[r] is at least each of its stages' P[s] + 2 g[s] + sum of e.
+Objective    M, least.
+
+(The two largest of some numbers a sum to the least of ``2 g + sum of max(a - g, 0)`` over all g.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import pulp
+
+from planner.ir.plan import BlockDecision, StagePlan
+from planner.search.ranges import Option
+from planner.search.thrifty import Answer, Thrift, lives_of
+from planner.solver import solve
+
+Picked = dict[tuple[int, int], list[tuple[pulp.LpVariable, Option]]]
+"""By block and stage: a variable for each choice."""
+
+
+def thriftiest(thrift: Thrift, time_limit_s: float) -> Answer:
+    """The proven bound of the largest rank's bytes (reserve left out), and the stages of the best solution found."""
+    model = _Model(thrift)
+    solution = solve(model.problem, time_limit_s=time_limit_s, gap=1e-9)
+    bound = max(solution.bound, 0.0) * model.unit if math.isfinite(solution.bound) else 0.0
+    if solution.status == "infeasible":
+        return math.inf, None
+    # The solver's tolerances are relative to numbers near 1.
+    return bound * (1 - 1e-6), model.stages() if solution.found else None
+
+
+class _Model:
+    def __init__(self, thrift: Thrift) -> None:
+        self.thrift, self.shape, self.ranges = thrift, thrift.shape, thrift.ranges
+        self.unit = max(self.ranges.least_sum / self.shape.pipeline, 1.0)
+        self.problem = pulp.LpProblem("thrifty", pulp.LpMinimize)
+        self.largest = pulp.LpVariable("M", 0)
+        self.problem += self.largest
+        self.levels = self._choices("x", self.ranges.levels)
+        self.zeros = self._choices("w", self.ranges.stages)
+        self.held = {key: pulp.lpSum(v for v, _ in picked) for key, picked in self.levels.items()}
+        self._flow()
+        self._transients()
+        self._memory()
+
+    def _choices(self, name: str, blocks: tuple[tuple[Option, ...], ...]) -> Picked:
+        """No block is before the stage of its own number, nor after the one that leaves a block for each stage behind it."""
+        stages, count = self.shape.stages, self.ranges.count
+        return {
+            (b, s): [(pulp.LpVariable(f"{name}_{b}_{s}_{i}", cat="Binary"), choice) for i, choice in enumerate(block)]
+            for b, block in enumerate(blocks) for s in range(max(0, b - count + stages), min(stages, b + 1))
+        }
+
+    def _flow(self) -> None:
+        stages, count = self.shape.stages, self.ranges.count
+        for b in range(count):
+            self.problem += pulp.lpSum(self.held[b, s] for s in range(stages) if (b, s) in self.held) == 1
+            for s in range(stages - 1):
+                before = [self.held[b - 1, t] for t in range(s + 1) if (b - 1, t) in self.held]
+                here = [self.held[b, t] for t in range(s + 1) if (b, t) in self.held]
+                if b and here:
+                    self.problem += pulp.lpSum(here) <= pulp.lpSum(before)
+        for key, picked in self.zeros.items():
+            self.problem += pulp.lpSum(v for v, _ in picked) == self.held[key]
+        for s in range(stages):
+            self.problem += pulp.lpSum(self.held[b, s] for b in range(count) if (b, s) in self.held) >= 1
+        self.begins = {}
+        for b, s in self.held:
+            if b and s:
+                self.begins[b, s] = pulp.LpVariable(f"c_{b}_{s}", 0)
+                self.problem += self.begins[b, s] >= self.held[b, s] - self.held.get((b - 1, s), 0)
+
+    def _transients(self) -> None:
+        self.tops = [pulp.LpVariable(f"Z_{rank}", 0) for rank in range(self.shape.pipeline)]
+        for s in range(self.shape.stages):
+            peak, shared = pulp.LpVariable(f"P_{s}", 0), pulp.LpVariable(f"g_{s}", 0)
+            extra = []
+            for b in range(self.ranges.count):
+                if (b, s) not in self.held:
+                    continue
+                self.problem += peak >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.levels[b, s])
+                extra.append(pulp.LpVariable(f"e_{b}_{s}", 0))
+                gathered = pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
+                self.problem += extra[-1] >= gathered - shared
+            self.problem += self.tops[self.shape.rank_of(s)] >= peak + 2 * shared + pulp.lpSum(extra)
+
+    def _memory(self) -> None:
+        costed = self.ranges.costed
+        for rank, profiles in enumerate(lives_of(self.shape)):
+            owned = self.thrift.owned(rank)
+            for profile in profiles:
+                parts = [self._kept(s, live) for s, live in zip(owned, profile, strict=True)]
+                fixed = sum(profile) * costed.context_bytes + self.shape.microbatches * costed.batch_bytes
+                self.problem += pulp.lpSum(parts) + fixed / self.unit + self.tops[rank] <= self.largest
+
+    def _kept(self, s: int, live: int) -> pulp.LpAffineExpression:
+        """What stage ``s`` keeps with so many live micro-batches, transients and context left out."""
+        crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
+        inward, outward = self.thrift.buffers(s)
+        terms = [
+            (choice[0] + live * choice[1]) / self.unit * v
+            for table in (self.levels, self.zeros) for b in range(self.ranges.count) for v, choice in table.get((b, s), ())
+        ]
+        for b in range(1, self.ranges.count):
+            size = crossing.get(b, 0) / self.unit
+            if (b, s) in self.begins and inward:
+                terms.append(inward * size * self.begins[b, s])
+            if (b, s + 1) in self.begins:
+                terms.append((outward + live) * size * self.begins[b, s + 1])
+        return pulp.lpSum(terms)
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The solution as stages."""
+        found: list[list[BlockDecision]] = [[] for _ in range(self.shape.stages)]
+        for b in range(self.ranges.count):
+            s = max((s for s in range(self.shape.stages) if (b, s) in self.held), key=lambda s: self.held[b, s].value())
+            level, zero = (
+                max(table[b, s], key=lambda item: item[0].value())[1][3] for table in (self.levels, self.zeros)
+            )
+            found[s].append(BlockDecision(zero, level))  # type: ignore[arg-type]
+        firsts = [sum(map(len, found[:s])) for s in range(self.shape.stages)]
+        return tuple(StagePlan(s, first, first + len(found[s]), tuple(found[s])) for s, first in enumerate(firsts))

@@ -1,0 +1,167 @@
+"""What blocks of one run take at least: the seconds of a step by the bytes that they may have, in parts or whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.linear import Floats, Indices
+from planner.search.stream import Stream
+from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED
+
+
+@dataclass(frozen=True)
+class Work:
+    """What blocks of one run take at least; of a stream and a number of micro-batches."""
+
+    stream: Stream
+    run: int
+    microbatches: int
+    known: dict[tuple[int, bool], Whole] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def least_s(self) -> float:
+        """Seconds a step of one block."""
+        return float(self._recompute[1][-1] + self._zero[1][-1])
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """That one block occupies all the time, at least."""
+        return float(self._persistent + self._zero[0][0])
+
+    @cached_property
+    def first_s(self) -> tuple[float, float]:
+        """Seconds of one block for one micro-batch: forward, and all passes."""
+        compute, traffic = (part.sums for part in self.stream.single[self.run])
+        least = [
+            float(compute[:, :last].sum(axis=1).min() + self.stream.gathers.floor * traffic[:, :last].sum(axis=1).min())
+            for last in (1, PASSES)
+        ]
+        return least[0], least[1]
+
+    @cached_property
+    def _persistent(self) -> float:
+        return float(self.stream.single[self.run][0].sums[:, PERSISTENT].min())
+
+    @cached_property
+    def _recompute(self) -> tuple[Floats, Floats]:
+        """Corners: saved bytes of a micro-batch, seconds a step."""
+        sums = self.stream.single[self.run][0].sums
+        return _hull(sums[:, SAVED], self.microbatches * sums[:, :PASSES].sum(axis=1))
+
+    @cached_property
+    def _zero(self) -> tuple[Floats, Floats]:
+        """Corners: persistent bytes, seconds a step."""
+        sums = self.stream.single[self.run][1].sums
+        stream = self.stream
+        each_s = stream.gathers.floor * sums[:, :PASSES].sum(axis=1)
+        return _hull(
+            sums[:, PERSISTENT], self.microbatches * each_s + stream.gradients.floor * sums[:, ONCE] + sums[:, OPTIMIZER]
+        )
+
+    def whole(self, count: int, *, alone: bool) -> Whole:
+        """Mixtures of so many blocks; ``alone``: on one stage, so that their peaks and two gathered shares meet."""
+        if (count, alone) not in self.known:
+            self.known[count, alone] = self._mixed(count, alone)
+        return self.known[count, alone]
+
+    def _mixed(self, count: int, alone: bool) -> Whole:
+        compute, traffic = self.stream.single[self.run]
+        floor, stream = self.stream.gathers.floor, self.stream
+        ways = _mixtures(count, len(compute.names))
+        work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
+        saved, peak = ways @ compute.sums[:, SAVED], np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
+        shared = _mixtures(count, len(traffic.names))
+        held = shared @ traffic.sums[:, PERSISTENT] + ways[0].sum() * self._persistent
+        # Only where all blocks share one stage do the largest gathered shares meet the largest peak.
+        if alone:
+            shares = np.stack([np.where(shared >= least, traffic.peaks, 0.0) for least in (1, 2)], axis=-1)
+            held = held + np.sort(shares.reshape(len(shared), -1), axis=1)[:, -2:].sum(axis=1)
+        else:
+            held = held + traffic.peaks.min()
+        each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
+        once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
+        order = np.argsort(held, kind="stable")
+        return Whole(saved, peak, work, held[order], np.minimum.accumulate((shared @ (each_s + once_s))[order]))
+
+    def seconds(self, lives: Floats, sizes: Floats) -> Floats:
+        """[lives, sizes]: the least seconds a step of one block of ``sizes`` bytes while ``lives`` micro-batches of it live.
+
+        From its smallest form a block gains most seconds a byte first: by the steepest edges of both hulls, in turn."""
+        (saved, work), (held, traffic) = self._recompute, self._zero
+        shares = np.broadcast_to(np.diff(held), (len(lives), len(held) - 1))
+        widths = np.concatenate([lives[:, None] * np.diff(saved), shares], axis=1)
+        gains = np.broadcast_to(-np.concatenate([np.diff(work), np.diff(traffic)]), widths.shape)
+        with np.errstate(divide="ignore"):
+            order = np.argsort(-(gains / widths), axis=1, kind="stable")
+        widths, gains = np.take_along_axis(widths, order, axis=1), np.take_along_axis(gains, order, axis=1)
+        least = self._persistent + lives * saved[0] + held[0]
+        spare = sizes - least[:, None]
+        begins = np.cumsum(widths, axis=1) - widths
+        result = np.full(sizes.shape, work[0] + traffic[0])
+        for edge in range(widths.shape[1]):
+            part = (spare - begins[:, edge, None]) / np.maximum(widths[:, edge, None], 1e-9)
+            result -= gains[:, edge, None] * np.clip(part, 0.0, 1.0)
+        return np.where(spare < 0, np.inf, result)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Mixtures of whole blocks: of recomputation (``saved`` bytes of a micro-batch, largest ``peak``, ``work_s`` a step) and of
+    ZeRO stages (``held`` bytes with what is gathered, growing, ``traffic_s`` a step, falling)."""
+
+    saved: Floats
+    peak: Floats
+    work_s: Floats
+    held: Floats
+    traffic_s: Floats
+
+
+def _mixtures(count: int, kinds: int) -> NDArray[np.int64]:
+    """All ways to write ``count`` as an ordered sum of ``kinds`` numbers, [ways, kinds]."""
+    if kinds == 1:
+        return np.array([[count]], dtype=np.int64)
+    parts = []
+    for first in range(count, -1, -1):
+        rest = _mixtures(count - first, kinds - 1)
+        parts.append(np.column_stack([np.full(len(rest), first, dtype=np.int64), rest]))
+    return np.concatenate(parts)
+
+
+def _hull(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Corners of the lower convex hull, sizes growing and seconds falling."""
+    corners: list[tuple[float, float]] = []
+    for x, y in sorted(zip(sizes.tolist(), seconds.tolist(), strict=True)):
+        if corners and y >= corners[-1][1]:
+            continue
+        while len(corners) > 1 and _above(corners[-2], corners[-1], (x, y)):
+            corners.pop()
+        corners.append((x, y))
+    return np.array([x for x, _ in corners]), np.array([y for _, y in corners])
+
+
+def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """Whether b lies on or above the line from a to c."""
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+
+
+def works(stream: Stream, microbatches: int) -> tuple[Work, ...]:
+    """Of every run."""
+    return tuple(Work(stream, run, microbatches) for run in range(len(stream.runs)))
+
+
+def lower_hull(counts: Indices, seconds: Floats) -> list[tuple[float, float]]:
+    """(slope, value at 0) of the edges of the lower convex hull of seconds over counts."""
+    corners: list[tuple[float, float]] = []
+    for x, y in zip(counts.tolist(), seconds.tolist(), strict=True):
+        while len(corners) > 1 and _above(corners[-2], corners[-1], (x, y)):
+            corners.pop()
+        corners.append((x, y))
+    if len(corners) == 1:
+        return [(0.0, corners[0][1])]
+    edges = [((d - b) / (c - a), b, a) for (a, b), (c, d) in pairwise(corners)]
+    return [(slope, y - slope * x) for slope, y, x in edges]

@@ -1,0 +1,76 @@
+"""Pass 6b: half precisions' losses and weights are summed in float32.
+
+A half has 8 or 11 bits: a sum of thousands of terms keeps none of the later ones, and float16 ends at 65,504. Whatever is
+summed over the batch, and what follows, is therefore float32; the terms are as the model made them. Cross-entropy is left
+as it is: where a program computes it on halves it does so in float32 already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.ir.graph import Node
+from planner.ir.types import Argument, BatchMultiple, Dtype, Ref
+from planner.trace.canonical import substitute
+from planner.trace.flat import FlatGraph
+from planner.trace.losses import ADDING, LINEAR, SUM
+
+HALF = frozenset({"bfloat16", "float16"})
+WIDE = "float32"
+
+
+def widen_loss(graph: FlatGraph) -> FlatGraph:
+    """The graph whose sums over the batch are float32 where they were half."""
+    wider: dict[str, tuple[Node, ...]] = {}
+    pending = list(graph.outputs)
+    while pending:
+        name = pending.pop()
+        if name in graph.by_name and name not in wider:
+            wider[name], following = _widened(graph, graph.by_name[name])
+            pending.extend(following)
+    nodes = tuple(made for node in graph.nodes for made in wider.get(node.name, (node,)))
+    return replace(graph, nodes=nodes)
+
+
+def _widened(graph: FlatGraph, node: Node) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """What takes the node's place, and the values before it that are sums over the batch too."""
+    if not node.type.floating or node.base == "cross_entropy_loss":
+        return (node,), ()
+    arguments = dict(node.arguments)
+    inner = tuple(name for name in node.operands if not _has_batch(graph, name))
+    if node.base == "sum":
+        half = node.type.dtype in HALF
+        return ((_retyped(node, {"dtype": Dtype(WIDE)}),) if half else (node,)), inner
+    if arguments.get("reduction") == SUM:
+        return _on_wide_operands(graph, node), ()
+    if node.base in LINEAR | ADDING:
+        return (_retyped(node, {"dtype": Dtype(WIDE)} if node.base == "to" else {}),), inner
+    return (node,), ()
+
+
+def _has_batch(graph: FlatGraph, name: str) -> bool:
+    return any(isinstance(extent, BatchMultiple) for extent in graph.type_of(name).shape)
+
+
+def _retyped(node: Node, changed: Mapping[str, Argument]) -> Node:
+    if node.type.dtype not in HALF:
+        return node
+    arguments = tuple((key, changed.get(key, value)) for key, value in node.arguments)
+    return replace(node, arguments=arguments, types=(replace(node.type, dtype=WIDE),))
+
+
+def _on_wide_operands(graph: FlatGraph, node: Node) -> tuple[Node, ...]:
+    """The operation on casts of its half operands."""
+    casts: dict[str, Node] = {}
+    for name in dict.fromkeys(node.operands):
+        type_ = graph.type_of(name)
+        if type_.dtype in HALF:
+            carries = name in graph.trainable or (name in graph.by_name and graph.by_name[name].differentiable)
+            cast = (("self", Ref(name)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
+            casts[name] = replace(
+                node, name=f"{node.name}_operand_{len(casts)}", op="to.dtype", arguments=cast,
+                types=(replace(type_, dtype=WIDE),), differentiable=carries,
+            )
+    wide = substitute(node, {name: cast.name for name, cast in casts.items()})
+    return (*casts.values(), _retyped(wide, {}))

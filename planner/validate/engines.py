@@ -1,0 +1,49 @@
+"""Which engine ran a row: the packaged engine that behaves so, with the recipes that the row's words ask for."""
+
+from __future__ import annotations
+
+from hardware_profiles import engine_names
+from planner.validate.rows import Row
+
+RECIPES = ("nvfp4", "mxfp8", "fp8-cs", "fp8row", "fp8", "float8")
+"""Words for products in another precision, the particular before the general."""
+ALIKE = {"deepspeed": "deepspeed-megatron", "nemo": "megatron-core", "maxtext": "xla", "fsdp2": "torchtitan-eager"}
+"""For engines that have no data of their own, the nearest that has."""
+OTHERWISE = "torch-eager"
+
+
+def engine_of(row: Row) -> tuple[str, tuple[str, ...]]:
+    """The engine's name (``NAME`` or ``NAME+RECIPE``), and in words what stands for something else."""
+    known = engine_names()
+    asked = _base(row)
+    name = asked if asked in known else ALIKE.get(asked, OTHERWISE)
+    if name == "deepspeed-megatron" and row.zero == 3:
+        name = "deepspeed-zero3"
+    cautions = [] if asked in known else [f"{name} stands for the engine {asked}"]
+    words = row.words["compile_or_fp8"].lower()
+    recipes = []
+    precision = next((word for word in RECIPES if word in words), None)
+    if precision is not None:
+        found = next((word for word in (precision, "fp8") if f"{name}+{word}" in known), None)
+        recipes += [found] if found else []
+        if found is None:
+            cautions.append(f"{name} has no recipe for {precision}: predicted without")
+    if "asynctp" in words:
+        recipes += ["async"] if f"{name}+async" in known else []
+    return "+".join((name, *recipes)), tuple(cautions)
+
+
+def _base(row: Row) -> str:
+    """The engine as the row names it, told apart by its version and its options."""
+    notes = row.words["notes"]
+    if row.engine == "torchtitan" and "compile" not in row.words["compile_or_fp8"]:
+        return "torchtitan-eager"
+    if row.engine != "megatron":
+        return row.engine
+    if "GPT-NeoX" in notes:
+        return "gpt-neox"
+    if "DeepSpeed" in row.words["zero_or_fsdp"] or "DeepSpeed" in notes:
+        return "deepspeed-zero3" if row.zero == 3 else "deepspeed-megatron"
+    if "WITHOUT the scatter/gather" in notes:
+        return "megatron-2021-plain-sends"
+    return "megatron-2022" if row.words.get("source", "").startswith("Korthikanti2022") else "megatron"

@@ -1,0 +1,71 @@
+"""The cluster that a row ran on: a packaged chip under the links that the row states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from hardware_profiles import Cluster, Level, profile_names, resolve_cluster
+from planner.validate.rows import Row
+
+SITES = {("Jean Zay", "A100-SXM-80GB"): "jean-zay-a100"}
+"""Profiles of machines whose links are not those of a vendor's node, by a word of the hardware and the chip."""
+
+
+class Unpredictable(Exception):
+    """A row that cannot be predicted; the message says why."""
+
+
+def cluster_of(row: Row) -> Cluster:
+    """The row's cluster. Where the row does not say how large the fast domain is or how fast its network, the profile's
+    own numbers hold. Raises Unpredictable for a chip without a profile."""
+    assert row.devices is not None
+    chip = _plain(f"{row.chip}-capped" if "power limited" in row.hardware else row.chip)
+    for (word, part), site in SITES.items():
+        if word in row.hardware and chip == _plain(part):
+            return _cluster(site, row.devices, None, None)
+    profile = _profile_of_chip().get(chip)
+    if profile is None:
+        raise Unpredictable(f"no hardware profile has the chip {row.chip!r}")
+    return _cluster(profile, row.devices, row.domain, row.network_bytes_s)
+
+
+def forget_profiles() -> None:
+    """Read the profiles again at the next row: a fit has rewritten them."""
+    _cluster.cache_clear()
+
+
+@lru_cache(maxsize=1024)
+def _cluster(profile: str, devices: int, domain: int | None, network: float | None) -> Cluster:
+    node = resolve_cluster(f"{profile}:1").devices_per_node
+    cluster = resolve_cluster(f"{profile}:1x{devices}" if devices <= node else f"{profile}:{-(-devices // node)}")
+    levels = list(cluster.levels)
+    if domain is not None and len(levels) > 1 and domain != levels[0].size and not levels[0].link.torus:
+        levels[0] = replace(levels[0], size=min(domain, cluster.devices))
+        levels = [level for at, level in enumerate(levels) if at == 0 or level.size > levels[0].size]
+    if network is not None and len(levels) > 1:
+        levels[1:] = [level if level.link.torus else _at_speed(level, network) for level in levels[1:]]
+    return replace(cluster, levels=tuple(levels))
+
+
+def _at_speed(level: Level, bandwidth: float) -> Level:
+    """The level with another bandwidth; starting a call takes what it took."""
+    link = level.link
+    start = link.half_bytes / link.bandwidth_bytes_s
+    return replace(level, link=replace(link, bandwidth_bytes_s=bandwidth, peer_bytes_s=bandwidth, half_bytes=start * bandwidth))
+
+
+@lru_cache(maxsize=1)
+def _profile_of_chip() -> dict[str, str]:
+    """By the chip's name; of several profiles with one chip the first by name."""
+    found: dict[str, str] = {}
+    for name in profile_names():
+        found.setdefault(_plain(resolve_cluster(f"{name}:1").chip.name), name)
+    return found
+
+
+def _plain(name: str) -> str:
+    """A chip's name however it is spaced and cased."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+

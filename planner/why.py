@@ -1,0 +1,168 @@
+"""Why a plan is as it is: what another decision would cost, and what more of the cluster would buy.
+
+Each answer is a plan of its own, found by the same search under a changed job and scored by the same evaluator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from hardware_profiles import Cluster
+from planner.clusters import resized
+from planner.constraints import Constraints
+from planner.constraints_conflicts import check_contradictions
+from planner.constraints_text import parse_texts
+from planner.evaluate import evaluate_plan
+from planner.fitting import fitted
+from planner.ir.errors import NoPlanFits, PinError, ProfileError
+from planner.ir.plan import Plan, Prediction, StageMemory
+from planner.remedies import Explanation, explain
+from planner.search import Request, SearchResult, search
+from planner.search.refusal import MemoryTooSmall
+
+if TYPE_CHECKING:
+    from planner.bundle import Bundle
+
+GB = 10**9
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the step (seconds) or of the largest rank's memory (bytes) under both plans."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def more(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan and what becomes of it under ``asked``. ``result``: the best plan then, None where none fits, for which
+    ``explanation`` has the reason; ``refusal``: it in a line."""
+
+    asked: Constraints
+    before: tuple[Plan, Prediction]
+    result: SearchResult | None
+    explanation: Explanation | None = None
+    refusal: str = ""
+
+    @property
+    def seconds(self) -> tuple[Part, ...]:
+        """The step, term by term."""
+        assert self.result is not None
+        terms = [asdict(prediction.breakdown) for prediction in (self.before[1], self.result.prediction)]
+        return tuple(Part(name, terms[0][name], terms[1][name]) for name in terms[0])
+
+    @property
+    def memory(self) -> tuple[Part, ...]:
+        """The memory of each plan's largest rank, by category."""
+        assert self.result is not None
+        worst = [largest_rank(prediction) for prediction in (self.before[1], self.result.prediction)]
+        return tuple(
+            Part(field.name, getattr(worst[0], field.name), getattr(worst[1], field.name)) for field in fields(StageMemory)
+        )
+
+    @property
+    def decisions(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, before, after) of every decision that changes."""
+        assert self.result is not None
+        both = decisions_of(self.before[0]), decisions_of(self.result.plan)
+        return tuple((name, both[0][name], both[1][name]) for name in both[0] if both[0][name] != both[1][name])
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a larger cluster would buy. ``result``: the best plan found on it, None where none was."""
+
+    change: str
+    result: SearchResult | None
+    refusal: str = ""
+
+
+def largest_rank(prediction: Prediction) -> StageMemory:
+    return max(prediction.stages, key=lambda stage: stage.memory.total).memory
+
+
+def decisions_of(plan: Plan) -> dict[str, str]:
+    """A plan's decisions as a reader compares them."""
+    layers = [decision for stage in plan.stages for decision in stage.decisions]
+    parallel = any(p.inputs and p.inputs[0].state == "shard" for p in plan.placements.values())
+    return {
+        **{axis: str(degree) for axis, degree in asdict(plan.mesh).items()},
+        "microbatch": str(plan.batch.micro), "accumulation": str(plan.batch.accumulation), "schedule": plan.schedule.name,
+        "virtual": str(plan.schedule.virtual), "zero_group": str(plan.zero_group),
+        "sequence_parallel": str(parallel).lower(), "zero": _counted(Counter(str(layer.zero) for layer in layers)),
+        "recompute": _counted(Counter(layer.recompute for layer in layers)),
+        "stages": ", ".join(str(stage.last - stage.first) for stage in plan.stages),
+    }
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
+
+
+def request_of(bundle: Bundle, *, gap: float, time_limit_s: float | None) -> Request:
+    """The job that a plan was made for, as its files have it."""
+    plan = bundle.plan
+    constraints = parse_texts(bundle.certificate.constraints, f"{bundle.path}: certificate.constraints")
+    return Request(plan.batch.total, plan.sequence, plan.precision, constraints, gap, time_limit_s, plan.optimizer)
+
+
+def ask(bundle: Bundle, asked: Constraints, request: Request, progress: Progress) -> Answer:
+    """Solve a plan's job again under ``asked`` too, which overrides what it limits. Raises PinError."""
+    constraints = request.constraints.replacing(asked)
+    check_contradictions(constraints)
+    before = (bundle.plan, bundle.prediction)
+    changed = replace(request, constraints=constraints)
+    try:
+        return Answer(asked, before, fitted(search, bundle.graph, bundle.cluster, changed))
+    except MemoryTooSmall as refusal:
+        explanation = explain(refusal, bundle.graph, bundle.cluster, changed, progress)
+        said = str(refusal) if explanation is None else f"{explanation.shortage}; {explanation.advice}"
+        return Answer(asked, before, None, explanation, said)
+
+
+def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Gain]:
+    """The job as it is, then with one more GB on every device, each level's network twice as quick, one more node."""
+    for change, larger in _larger(bundle.cluster):
+        progress(f"solving: {change}")
+        if isinstance(larger, str):
+            yield Gain(change, None, larger)
+            continue
+        try:
+            yield Gain(change, _at_least(bundle, larger, fitted(search, bundle.graph, larger, request)))
+        except (NoPlanFits, PinError) as refusal:
+            yield Gain(change, None, str(refusal))
+
+
+def _at_least(bundle: Bundle, cluster: Cluster, result: SearchResult) -> SearchResult:
+    """What was found, or the plan itself where that is quicker: a search that ends at its time limit may know less."""
+    if cluster.devices != bundle.cluster.devices:
+        return result
+    prediction = evaluate_plan(bundle.plan, bundle.graph, cluster)
+    quicker = prediction.fits and prediction.step_s < result.prediction.step_s
+    return replace(result, plan=bundle.plan, prediction=prediction) if quicker else result
+
+
+def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster | str]]:
+    """Changes and the clusters that they make, or why that cannot be said."""
+    chip = cluster.chip
+    yield "as it is", cluster
+    yield "1 GB more memory a device", replace(cluster, chip=replace(chip, memory_bytes=chip.memory_bytes + GB))
+    for at, level in enumerate(cluster.levels):
+        link = level.link
+        quicker = replace(link, bandwidth_bytes_s=2 * link.bandwidth_bytes_s, peer_bytes_s=2 * link.peer_bytes_s)
+        levels = (*cluster.levels[:at], replace(level, link=quicker), *cluster.levels[at + 1 :])
+        yield f"twice the bandwidth of {level.name} ({link.name})", replace(cluster, levels=levels)
+    try:
+        yield "1 more node", resized(cluster, cluster.nodes + 1, cluster.devices_per_node)
+    except ProfileError as error:
+        yield "1 more node", str(error)

@@ -1,0 +1,117 @@
+"""StorageLog: every storage of a step as it comes and goes, and what all of them were for when the most was alive.
+
+Bytes are those of storages, as a program asks for them: no allocator's rounding or cache, no context, no buffers inside a
+communication library. A storage is counted once, whatever views it, and belongs to one category for its whole life: that
+of the code that made it, unless something claims it (a parameter's gradient is made by an operation of the backward pass
+and claimed as a gradient when autograd has handed it over).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+_CPU = torch.device("cpu")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+
+
+class StorageLog:
+    """The life of storages. ``making``: the category of what is made now."""
+
+    def __init__(self) -> None:
+        self.making = "buffers"
+        self._live: dict[int, tuple[int, Any]] = {}  # address -> (serial number, weak reference)
+        self._sizes: list[int] = []  # by serial number, as of now
+        self._categories: list[str] = []
+        self._events: list[tuple[int, int]] = []  # (serial number, bytes more)
+        self._held: dict[int, int] = {}  # what was alive when the log began, by serial number
+
+    def see(self, tensor: Tensor) -> None:
+        """Take note of a tensor's storage."""
+        if getattr(tensor, "fake_device", _CPU).type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._live:
+            serial = len(self._sizes)
+            self._live[address] = serial, weakref.ref(storage, partial(self._freed, address))
+            self._categories.append(self.making)
+            self._sizes.append(0)
+            self._changed(serial, storage.nbytes())
+
+    def claim(self, tensor: Tensor | None, category: str) -> None:
+        """Say what a tensor's storage is for, from now on and in hindsight."""
+        if tensor is None:
+            return
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        self.see(local)
+        known = self._live.get(local.untyped_storage()._cdata)
+        if known is not None:
+            self._categories[known[0]] = category
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Take note that a storage has another size than it was made with."""
+        known = self._live.get(storage._cdata)
+        if known is not None:
+            self._changed(known[0], storage.nbytes())
+
+    def begin(self) -> None:
+        """Forget what happened until now, but for what is alive."""
+        self._events.clear()
+        self._held = {serial: self._sizes[serial] for serial, _ in self._live.values()}
+
+    def peak(self) -> dict[str, int]:
+        """Bytes by category at the moment since :meth:`begin` when the most was alive (the first such moment)."""
+        now = most = sum(self._held.values())
+        until = 0
+        for index, (_, more) in enumerate(self._events, 1):
+            now += more
+            if now > most:
+                most, until = now, index
+        alive = dict(self._held)
+        for serial, more in self._events[:until]:
+            alive[serial] = alive.get(serial, 0) + more
+        found = dict.fromkeys(CATEGORIES, 0)
+        for serial, size in alive.items():
+            found[self._categories[serial]] += size
+        return found
+
+    @contextmanager
+    def made_for(self, category: str) -> Iterator[None]:
+        """What is made inside is of this category."""
+        before, self.making = self.making, category
+        try:
+            yield
+        finally:
+            self.making = before
+
+    @contextmanager
+    def watching_resizes(self) -> Iterator[None]:
+        """FSDP2 frees and takes memory by resizing storages, which no operator shows."""
+        resize = torch.UntypedStorage.resize_
+
+        def watched(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self.resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+    def _freed(self, address: int, _: Any) -> None:
+        serial, _ = self._live.pop(address)
+        self._changed(serial, 0)
+
+    def _changed(self, serial: int, size: int) -> None:
+        self._events.append((serial, size - self._sizes[serial]))
+        self._sizes[serial] = size

@@ -1,0 +1,96 @@
+"""Whether the numbers at the top of ``train.py`` go together: a program is made to be edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .errors import ProgramError
+from .schedule import MULTIPLE, SINGLE, SPLIT_BACKWARD
+
+FILE = "train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
+    block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
+    backward pass."""
+
+    mesh: Mapping[str, int]
+    zero_group: int
+    total: int
+    micro: int
+    accumulation: int
+    schedule: str
+    virtual: int
+    stages: Sequence[tuple[int, int, Sequence[int]]]
+    recomputes: Sequence[str]
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ProgramError, naming the variable, for the first contradiction. Every rank finds the same."""
+    _check_batch(settings)
+    _check_stages(settings)
+    _check_schedule(settings)
+    if settings.schedule in SPLIT_BACKWARD:
+        _check_split(settings)
+
+
+def _check_batch(settings: Settings) -> None:
+    data = settings.mesh["data"]
+    product = settings.micro * settings.accumulation * data
+    if product != settings.total or settings.total < 1:
+        raise ProgramError(
+            f"{FILE}: BATCH", f"MICRO x ACCUMULATION x data = {product}, not {settings.total}", "make them equal"
+        )
+    if settings.zero_group < 1 or data % settings.zero_group:
+        raise ProgramError(f"{FILE}: ZERO_GROUP", f"{settings.zero_group} does not divide data {data}", "a divisor of it")
+
+
+def _check_stages(settings: Settings) -> None:
+    where, count = f"{FILE}: STAGES", settings.mesh["pipeline"] * settings.virtual
+    if len(settings.stages) != count:
+        raise ProgramError(where, f"there are {len(settings.stages)}", f"pipeline x VIRTUAL = {count}")
+    edge = 0
+    for first, last, zero in settings.stages:
+        if first != edge or last <= first:
+            raise ProgramError(where, f"({first}, {last}) does not follow block {edge}", "consecutive ranges of blocks")
+        if len(zero) != last - first or not set(zero) <= {0, 1, 2, 3}:
+            raise ProgramError(where, f"ZeRO stages {list(zero)}", f"{last - first} of 0, 1, 2 or 3 for ({first}, {last})")
+        edge = last
+    if edge != len(settings.recomputes):
+        raise ProgramError(where, f"end at block {edge}", f"the chain has {len(settings.recomputes)}")
+
+
+def _check_schedule(settings: Settings) -> None:
+    """torch's own conditions, in our words."""
+    name, pipeline, count = settings.schedule, settings.mesh["pipeline"], settings.accumulation
+    where = f"{FILE}: SCHEDULE"
+    if name not in (*SINGLE, *MULTIPLE):
+        raise ProgramError(where, f"{name!r} is unknown", f"one of {', '.join((*SINGLE, *MULTIPLE))}")
+    if name in SINGLE:
+        if settings.virtual != 1:
+            raise ProgramError(f"{FILE}: VIRTUAL", f"is {settings.virtual}", f"{name} has one stage a rank")
+        if name == "1f1b" and count < pipeline:
+            raise ProgramError(where, f"1f1b of {pipeline} stages with {count} micro-batches", "at least as many, or gpipe")
+        return
+    virtual = (2, 2) if name == "zbv" else (2 if name == "interleaved-1f1b" else 1, settings.virtual)
+    if pipeline < 2 or not virtual[0] <= settings.virtual <= virtual[1]:
+        raise ProgramError(
+            where, f"{name} over {pipeline} pipeline rank(s) with {settings.virtual} stage(s) each",
+            f"2 ranks and {virtual[0]} stages at least" + (", 2 stages at most" if name == "zbv" else ""),
+        )
+    if name != "zbv" and count % max(1, count // pipeline):
+        rounds = max(1, count // pipeline)
+        raise ProgramError(where, f"{name} with {count} micro-batches over {pipeline} ranks", f"a multiple of {rounds}")
+
+
+def _check_split(settings: Settings) -> None:
+    """ZeRO 3 frees the parameters between the two parts of a backward pass, and gradients would be lost; recomputation
+    would be done for every part."""
+    right = f"{settings.schedule} parts the backward pass; use another schedule"
+    if any(3 in zero for *_, zero in settings.stages):
+        raise ProgramError(f"{FILE}: STAGES", "ZeRO 3", f"0, 1 or 2: {right}")
+    if any(settings.recomputes):
+        raise ProgramError(f"{FILE}: SCHEDULE", f"{settings.schedule} with blocks that recompute", f"no recomputation: {right}")

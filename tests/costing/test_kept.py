@@ -1,0 +1,92 @@
+"""What engines that fuse kernels keep, against the formulas of their papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardware_profiles import Engine
+from planner.costing.engine_states import flat_state
+from planner.costing.kept import Keeping, loss_operands
+from planner.costing.local import localise
+from planner.costing.measured import measure_block
+from planner.ir.costed import Recompute, StateCost
+from planner.ir.graph import Body, ModelGraph
+from planner.ir.plan import Precision
+from planner.placement.place import whole_placement
+from planner.trace import load_model, trace_model
+
+HIDDEN, HEADS, TOKENS, BATCH, VOCAB = 64, 4, 32, 2, 96
+STEP = BATCH * TOKENS * HIDDEN
+PAIRS = BATCH * HEADS * TOKENS * TOKENS
+STATISTICS = 4 * BATCH * HEADS * TOKENS
+
+
+def _traced(dropout: float) -> ModelGraph:
+    settings = {"layers": 2, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "dropout": dropout}
+    return trace_model(load_model("examples/gpt.py:gpt", settings, TOKENS), sequence=TOKENS, dtype="float16")
+
+
+def _layer(dropout: float) -> Body:
+    graph = _traced(dropout)
+    return graph.body_of[graph.blocks[1].body]
+
+
+def _kept(body: Body, level: Recompute, engine: Engine) -> int:
+    return Keeping(localise(body, whole_placement(body), BATCH), engine).saved_bytes(level)
+
+
+def test_a_megatron_layer_keeps_what_korthikanti_counts() -> None:
+    """34 s b h + 5 a s^2 b bytes (Korthikanti et al. 2022, equation 1)."""
+    kept = _kept(_layer(0.1), "none", Engine(keeps="fused", attention="unfused"))
+    assert kept == 34 * STEP + 5 * PAIRS
+
+
+def test_selective_recomputation_drops_the_pairs() -> None:
+    engine, body = Engine(keeps="fused", attention="unfused"), _layer(0.1)
+    assert _kept(body, "none", engine) - _kept(body, "selective", engine) >= 5 * PAIRS
+
+
+def test_full_recomputation_keeps_the_input() -> None:
+    assert _kept(_layer(0.1), "full", Engine(keeps="fused")) == 2 * STEP
+
+
+def test_flash_attention_keeps_its_statistics() -> None:
+    unfused, flash = (_kept(_layer(0.0), "none", Engine(keeps="fused", attention=kind)) for kind in ("unfused", "flash"))
+    assert unfused - flash == 2 * PAIRS - STATISTICS
+
+
+def test_a_compiled_layer_keeps_products_alone() -> None:
+    """Its input, query-key-value, the attended values, what is added to the input, and the wide product."""
+    kept = _kept(_layer(0.1), "none", Engine(keeps="compiled"))
+    assert kept == 2 * STEP * (1 + 3 + 1 + 1 + 4) + STATISTICS
+
+
+def test_the_loss_holds_so_many_bytes_an_element() -> None:
+    graph = _traced(0.0)
+    head = graph.body_of[graph.blocks[-1].body]
+    elements = BATCH * TOKENS * VOCAB
+    assert loss_operands(localise(head, whole_placement(head), BATCH)) == (elements, 2 * elements)
+    counted = measure_block(head, whole_placement(head), BATCH, ("none",), engine=Engine(keeps="compiled", loss=4.0))
+    assert counted.levels["none"].backward_peak_bytes == 2 * elements
+
+
+@pytest.mark.parametrize(
+    ("zero", "precision", "engine", "expected"),
+    [
+        (0, "bf16", Engine(keeps="fused"), (2 + 4, 4, 8)),
+        (1, "bf16", Engine(keeps="fused"), (2 + 4 / 8, 4, 8 / 8)),
+        (1, "fp16", Engine(keeps="fused", held_fp16=2), (2 + 4 / 8, 2, 8 / 8)),
+        (1, "bf16", Engine(keeps="fused", held_bf16=6), (2 + 4 / 8, 6, 8 / 8)),
+        (2, "bf16", Engine(keeps="fused"), (2 + 4 / 8, 4 / 8, 8 / 8)),
+        (3, "bf16", Engine(keeps="fused"), ((2 + 4) / 8, 4 / 8, 8 / 8)),
+        (0, "fp32", Engine(keeps="fused"), (4, 4, 8)),
+    ],
+)
+def test_flat_buffers_hold_what_their_engines_document(
+    zero: int, precision: Precision, engine: Engine, expected: tuple[float, ...]
+) -> None:
+    elements = 800
+    state = flat_state(StateCost(0, 0, 0, 0, 1.0, 2.0, 3.0, 4.0), elements, 8, zero, precision, engine)
+    held = (state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes)
+    assert held == tuple(round(each * elements) for each in expected)
+    assert (state.once_comm_s, state.optimizer_s) == (1.0, 4.0)

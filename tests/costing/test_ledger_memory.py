@@ -1,0 +1,74 @@
+"""Every category of a plan's memory against the rehearsal of its program: never below, at most 2% above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from codegen import emit
+from planner.commands.rehearse import run
+from planner.evaluate.heap import CATEGORIES
+from planner.evaluate.replay import peaks, replay
+from planner.ir.graph import ModelGraph
+from planner.trace import load_model, trace_model
+from tests.matrix.build import Row, make_plan
+from tests.matrix.test_matrix import MODELS
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+ABOVE = 0.02
+
+CASES = [
+    ("gpt", "bf16", Row()),
+    ("llama", "fp64", Row(pipeline=2, data=4, zero="mixed", recompute="full", accumulation=2)),
+    ("llama", "fp64", Row(data=4, tensor=2, sequence_parallel=True, zero=3, recompute="selective")),
+    ("llama", "fp64", Row(data=2, tensor=4, sequence_parallel=True, zero="mixed", recompute="mixed", accumulation=2)),
+    ("gpt", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, zero=2, recompute="full", accumulation=4)),
+    ("gpt", "bf16", Row(pipeline=2, data=2, tensor=2, schedule="gpipe", zero=1, recompute="selective", accumulation=2)),
+    ("gpt", "bf16", Row(pipeline=2, data=4, schedule="interleaved-1f1b", zero=3, recompute="mixed", accumulation=4)),
+    ("llama", "fp64", Row(
+        pipeline=2, tensor=4, sequence_parallel=True, schedule="interleaved-zero-bubble", zero=1, accumulation=4,
+    )),
+    ("llama", "fp32", Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2)),
+    ("llama", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=2, microbatch=2)),
+]
+
+
+@cache
+def graph_of(model: str, precision: str) -> ModelGraph:
+    sequence = 20 if "gpt" in model else 24
+    return trace_model(load_model(f"{MODELS}:{model}", {}, None), sequence=sequence, dtype=DTYPES[precision])
+
+
+def _labels() -> Iterator[str]:
+    return (f"{model}-{precision}-{row.label}" for model, precision, row in CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision", "row"), CASES, ids=list(_labels()))
+def test_each_category_covers_what_is_allocated(model: str, precision: str, row: Row, tmp_path: Path) -> None:
+    graph = graph_of(model, precision)
+    plan = make_plan(graph, row, precision=precision)
+    emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
+    each = row.devices // row.pipeline
+    rehearsed = run(tmp_path / "program", [rank * each for rank in range(row.pipeline)])
+    for rank, (predicted, measured) in enumerate(zip(peaks(plan, graph), rehearsed, strict=True)):
+        for name in CATEGORIES:
+            bytes_ = measured.memory_bytes[name]
+            assert bytes_ <= predicted.at[name] <= bytes_ * (1 + ABOVE), (
+                f"rank {rank}, {name}: predicted {predicted.at[name]}, rehearsed {bytes_}"
+            )
+
+
+@pytest.mark.parametrize("row", [
+    Row(data=2, zero=3, accumulation=16), Row(pipeline=2, accumulation=16), Row(pipeline=2, schedule="gpipe", accumulation=16),
+    Row(pipeline=2, schedule="interleaved-1f1b", accumulation=16),
+    Row(pipeline=2, schedule="zbv", accumulation=16, data=2, zero=2),
+    Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=16),
+], ids=lambda row: row.label)
+def test_a_long_step_is_what_two_short_ones_say(row: Row) -> None:
+    graph = graph_of("gpt", "bf16")
+    plan = make_plan(graph, row, precision="bf16")
+    assert [item.at for item in peaks(plan, graph)] == [replay(plan, graph, rank).at for rank in range(row.pipeline)]

@@ -1,0 +1,47 @@
+"""A model without tokens, with a loss of its own: the program's loss and gradients are the plain model's, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.trace import load_model, trace_model
+from runtime.data import BatchInput, make_batches
+from tests.matrix import regression
+from tests.matrix.build import Row
+from tests.matrix.programs import emitted, losses
+from tests.matrix.reference import SEED, worst_gradient
+from tests.matrix.workers import Workers
+
+pytestmark = pytest.mark.slow
+ROWS = [Row(accumulation=2, microbatch=3), Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe")]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    group = Workers(4)
+    yield group
+    group.stop()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row: Row, tmp_path: Path) -> None:
+    source = load_model(f"{regression.__file__}:regression", {}, None)
+    program = emitted(trace_model(source, dtype="float64"), row, tmp_path / "program")
+    files = tmp_path / "start.pt", tmp_path / "gradients.pt"
+    reports = program.train(workers, 1, "--export-start", str(files[0]), "--dump-gradients", str(files[1]))
+    plain = regression.regression().double()
+    plain.load_state_dict(torch.load(files[0]))
+    inputs = [
+        BatchInput(name, (12, width), torch.float64, "other", 0) for name, width in (("features", 30), ("target", 18))
+    ]
+    batch = make_batches(inputs, None, SEED, 6, 0, 1, torch.device("cpu")).at(0)
+    expected = regression.loss(plain(batch["features"]), batch)
+    expected.backward()
+    assert losses(reports) == pytest.approx([expected.item()], rel=1e-12)
+    gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    name, error = worst_gradient(torch.load(files[1]), gradients)
+    assert error <= 1, f"{name}: {error}"

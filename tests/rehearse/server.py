@@ -1,0 +1,77 @@
+"""One process that rehearses many programs, because importing torch costs more than most of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.ledger import RankLedger
+
+
+class Server:
+    """A process that answers one program at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def rehearse(self, directory: Path, ranks: Sequence[int], *, every: bool = False) -> list[RankLedger]:
+        """The ledgers of some ranks of a program. Raises AssertionError with what went wrong where its step fails."""
+        from planner.ledger import Call, RankLedger
+
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([str(directory.resolve()), list(ranks), every]) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        assert isinstance(answer, list), answer
+        return [
+            RankLedger(
+                item["rank"], item["stage"],
+                {Call(row["kind"], row["axis"], row["group"], row["bytes"]): row["count"] for row in item["collectives"]},
+                item["memory_bytes"],
+            )
+            for item in answer
+        ]
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+def _answer(directory: str, ranks: Sequence[int], every: bool) -> object:
+    """Rehearse with the program's own modules: every program has its own ``model``, ``train`` and ``runtime``."""
+    import traceback
+
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("model", "runtime", "train"):
+            del sys.modules[name]
+    sys.path[:] = [directory, *(path for path in sys.path if not (Path(path or ".") / "train.py").exists())]
+    try:
+        train, rehearsal = importlib.import_module("train"), importlib.import_module("runtime.rehearsal")
+        return [rehearsal.rehearse(train, rank, every=every) for rank in ranks]
+    except Exception:  # noqa: BLE001 - whatever a program raises is the answer
+        return traceback.format_exc()
+
+
+def _serve() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(_answer(*json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # This file's folder.
+    _serve()

@@ -1,0 +1,36 @@
+"""How often ZeRO gathers and reduces: played by hand for the schedules that turn between stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.ir.plan import Plan, Schedule
+from planner.ledger.calls import Place
+from planner.ledger.gathers import play
+from tests.matrix.build import Row, make_plan
+from tests.matrix.programs import small_graph
+
+
+def plan_of(row: Row) -> Plan:
+    return make_plan(small_graph("gpt"), row)
+
+
+@pytest.mark.parametrize(("zero", "gathers", "reductions"), [(0, 1, 1), (1, 1, 1), (2, 1, 5), (3, 10, 5)])
+def test_one_stage(zero: int, gathers: int, reductions: int) -> None:
+    (turns,) = play(plan_of(Row(accumulation=5, data=2)), 0, {0: [zero]})[0]
+    assert (turns.gathers, turns.reductions) == (gathers, reductions)
+
+
+def test_a_fourth_stage_of_a_rank_is_let_go_and_gathered_again() -> None:
+    plan = replace(plan_of(Row(pipeline=2, accumulation=4)), schedule=Schedule("interleaved-1f1b", 4))
+    played = play(plan, 0, {stage: [1] for stage in (0, 2, 4, 6)})
+    assert max(turns.gathers for (turns,) in played.values()) > 1
+    assert all(turns.reductions == 1 for (turns,) in played.values())
+
+
+def test_places_are_the_program_s_rank_order() -> None:
+    mesh = plan_of(Row(pipeline=2, data=2, tensor=2)).mesh
+    assert [Place.of(rank, mesh).rank(mesh) for rank in range(8)] == list(range(8))
+    assert Place.of(5, mesh) == Place(1, 0, 1)

@@ -1,0 +1,53 @@
+"""A few micro-batches tell the whole step: the ledger drawn from short steps is the ledger of all micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.rehearsal_length import lengths, on_line
+from tests.matrix.build import Row
+from tests.rehearse.programs import written
+from tests.rehearse.server import Server
+
+ROWS = [
+    ("gpt", Row(accumulation=9, data=2, zero=3, recompute="full")),
+    ("llama", Row(accumulation=9, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
+    ("gpt", Row(accumulation=9, zero=0)),
+    ("gpt", Row(pipeline=4, accumulation=11, data=2, zero=1)),
+    ("llama", Row(pipeline=2, accumulation=9, data=2, zero=3, recompute="mixed")),
+    ("gpt", Row(pipeline=2, accumulation=9, data=2, zero=2, schedule="gpipe")),
+    ("gpt", Row(pipeline=2, accumulation=12, data=2, zero=1, schedule="interleaved-1f1b")),
+    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=3, schedule="interleaved-1f1b")),
+    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
+    ("gpt", Row(pipeline=2, accumulation=11, data=2, zero=1, schedule="zbv")),
+]
+
+
+def test_short_steps_are_run_whole() -> None:
+    assert lengths("1f1b", 4, 6) == (6,)
+    assert lengths("1f1b", 1, 1) == (1,)
+    assert lengths("interleaved-1f1b", 2, 8) == (8,)
+
+
+def test_lengths_keep_the_rounds_of_interleaving() -> None:
+    assert lengths("interleaved-1f1b", 4, 24) == (12, 16)
+    assert lengths("1f1b", 8, 96) == (9, 10)
+
+
+def test_what_is_on_no_line_is_refused() -> None:
+    assert on_line((3, 4), [{"a": 1}, {"a": 2}], 10) == {"a": 8}
+    assert on_line((3, 4), [{}, {"a": 1}], 10) == {"a": 7}
+    assert on_line((4, 6), [{"a": 4}, {"a": 7}], 10) is None
+    assert on_line((10,), [{"a": 5}], 10) == {"a": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "row"), ROWS, ids=[f"{model}-{row.label}" for model, row in ROWS])
+def test_the_line_is_the_whole_step(server: Server, model: str, row: Row, tmp_path: Path) -> None:
+    plan, _ = written(model, row, tmp_path / "program")
+    assert lengths(row.schedule, row.pipeline, row.accumulation)[-1] < row.accumulation
+    ranks = [0, plan.mesh.devices - 1]
+    short, whole = (server.rehearse(tmp_path / "program", ranks, every=every) for every in (False, True))
+    assert short == whole

@@ -1,0 +1,49 @@
+"""A program whose numbers contradict one another is refused, in one line that names the variable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.errors import ProgramError
+from runtime.settings import Settings, check_settings
+
+GOOD = Settings(
+    mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4, schedule="1f1b", virtual=1,
+    stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
+)
+FOUR = [(0, 1, [0]), (1, 2, [0]), (2, 3, [0]), (3, 5, [0] * 2)]
+ONE = {"pipeline": 1, "data": 4, "tensor": 1}
+
+
+def test_good_settings_pass() -> None:
+    check_settings(GOOD)
+    check_settings(replace(GOOD, schedule="gpipe", accumulation=1, micro=8))
+    check_settings(replace(GOOD, schedule="interleaved-1f1b", virtual=2, stages=FOUR))
+    for schedule in ("zbv", "interleaved-zero-bubble"):
+        check_settings(replace(GOOD, schedule=schedule, virtual=2, stages=FOUR, recomputes=[""] * 5))
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"total": 12}, "BATCH: MICRO x ACCUMULATION x data = 16, not 12"),
+    ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
+    ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),
+    ({"stages": [(0, 3, [0, 1, 2]), (2, 5, [3] * 3)]}, r"STAGES: \(2, 5\) does not follow block 3"),
+    ({"stages": [(0, 3, [0, 1, 2]), (3, 4, [3])]}, "STAGES: end at block 4; the chain has 5"),
+    ({"stages": [(0, 3, [0, 1, 4]), (3, 5, [3, 3])]}, r"STAGES: ZeRO stages \[0, 1, 4\]; 3 of 0, 1, 2 or 3"),
+    ({"stages": [(0, 3, [0, 1]), (3, 5, [3, 3])]}, "STAGES: ZeRO stages"),
+    ({"schedule": "1F1B"}, "SCHEDULE: '1F1B' is unknown; one of gpipe"),
+    ({"accumulation": 1, "micro": 8}, "SCHEDULE: 1f1b of 2 stages with 1 micro-batches"),
+    ({"virtual": 2, "stages": FOUR}, "VIRTUAL: is 2; 1f1b has one stage a rank"),
+    ({"schedule": "interleaved-1f1b"}, "interleaved-1f1b over 2 pipeline rank"),
+    ({"schedule": "zbv"}, "2 stages at most"),
+    ({"schedule": "zbv", "mesh": ONE, "micro": 1, "virtual": 2}, "zbv over 1 pipeline rank"),
+    ({"schedule": "interleaved-1f1b", "virtual": 2, "stages": FOUR, "accumulation": 5, "total": 20}, "a multiple of 2"),
+    ({"schedule": "interleaved-zero-bubble"}, "STAGES: ZeRO 3; 0, 1 or 2: interleaved-zero-bubble parts the backward pass"),
+    ({"schedule": "zbv", "virtual": 2, "stages": FOUR}, "zbv with blocks that recompute; no recomputation"),
+])
+def test_a_contradiction_is_named(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ProgramError, match=said) as caught:
+        check_settings(replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert str(caught.value).startswith("train.py: ") and "\n" not in str(caught.value)

@@ -1,0 +1,177 @@
+"""Every bound of a chain against every plan there is: none excludes the best plan, and the exact program meets it.
+
+The plans are enumerated block by block (tests/oracles/exhaustive_plan.py) without streams, tables or counts; only the evaluator
+is shared. Bounds are asked with a target just above the best plan, where they cut most.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hardware_profiles import Engine
+from planner.constraints_text import parse_pins
+from planner.ir.costed import CostedGraph, Recompute
+from planner.ir.errors import NoPlanFits
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import SPLIT_BACKWARD, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
+from planner.search import Request, search
+from planner.search.allowed import Allowed
+from planner.search.candidates import Candidate
+from planner.search.chain import Chain
+from planner.search.counted import Ranks
+from planner.search.counts import Counts, Effort
+from planner.search.engine import planning_engine
+from planner.search.shape import Shape
+from planner.search.solve import Fingerprints, Task, certain_tied_seconds
+from planner.search.stream import stream_of
+from planner.search.works import works
+from tests.oracles.exhaustive_plan import best_plan
+from tests.search.made import make_cluster, make_costed, make_graph
+
+SHAPES: list[tuple[ScheduleName, int, int, int]] = [
+    ("1f1b", 1, 1, 4), ("1f1b", 2, 1, 4), ("gpipe", 2, 1, 3), ("1f1b", 3, 1, 6), ("gpipe", 3, 1, 4), ("zbv", 2, 2, 5),
+    ("interleaved-1f1b", 2, 2, 4), ("interleaved-zero-bubble", 2, 1, 4), ("interleaved-zero-bubble", 3, 1, 6),
+    ("interleaved-zero-bubble", 2, 2, 4),
+]
+CHAINS = ["eaaah", "eaah", "aabb", "eaabh", "abab", "aaaa", "eabbh"]
+SLACK = 1e-6
+ENGINES = [
+    planning_engine(), Engine(gathers_hidden=0.6, gathers_floor=0.2, gradients_hidden=0.1, gradients_floor=0.3),
+    Engine(gathers_hidden=1.0, gathers_floor=0.0, sends_exposed=0.7, sends_blocking=0.5),
+]
+"""The bounds hold for an engine that hides traffic behind compute as well."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random instance. ``tight``: memory as a part of what the plan of most memory needs."""
+
+    schedule: ScheduleName
+    pipeline: int
+    virtual: int
+    microbatches: int
+    data: int
+    blocks: str
+    tied: bool
+    zeros: tuple[int, ...]
+    levels: tuple[Recompute, ...]
+    crossing: int
+    memory: int
+    seed: int
+    engine: Engine
+
+    @property
+    def choices(self) -> tuple[BlockDecision, ...]:
+        return tuple(BlockDecision(zero, level) for zero in self.zeros for level in self.levels)
+
+    @property
+    def plans(self) -> int:
+        return math.comb(len(self.blocks) - 1, self.pipeline * self.virtual - 1) * len(self.choices) ** len(self.blocks)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    schedule, pipeline, virtual, microbatches = draw(st.sampled_from(SHAPES))
+    blocks = draw(st.sampled_from([c for c in CHAINS if len(c) >= pipeline * virtual]))
+    split = schedule in SPLIT_BACKWARD
+    data = draw(st.sampled_from([1, 2, 2]))
+    stages = [0, 1, 2] if split else [0, 1, 2, 3]
+    zeros = (0,) if data == 1 else tuple(sorted(draw(st.sets(st.sampled_from(stages), min_size=1, max_size=3))))
+    levels: tuple[Recompute, ...] = ("none",)
+    if not split:
+        levels = draw(st.sampled_from([("none",), ("none", "full"), ("none", "selective"), ("none", "selective", "full")]))
+    while len(zeros) * len(levels) > (4 if len(blocks) == 4 else 3):
+        zeros, levels = (zeros[:-1], levels) if len(zeros) > 1 else (zeros, levels[:-1])
+    return Case(
+        schedule, pipeline, virtual, microbatches, data, blocks, blocks[0] == "e" and draw(st.booleans()), zeros, levels,
+        draw(st.sampled_from([0, 4, 400, 40_000_000])), draw(st.integers(120, 1500)), draw(st.integers(0, 10_000)),
+        draw(st.sampled_from(ENGINES)),
+    )
+
+
+def _problem(case: Case) -> tuple[ModelGraph, CostedGraph, Plan]:
+    graph = make_graph(list(case.blocks), tied=case.tied)
+    costed = make_costed(graph, case.seed, zeros=case.zeros, levels=case.levels, crossing=case.crossing)
+    total = case.microbatches * case.data
+    template = Plan(
+        "made", "", "made", "", "fp32", 4, Mesh(pipeline=case.pipeline, data=case.data), Batch(total, 1, case.microbatches),
+        Schedule(case.schedule, case.virtual), case.data, (), costed.placements[0],
+    )
+    return graph, costed, template
+
+
+def _memory(case: Case) -> int:
+    """Transfers of many bytes need room for their buffers."""
+    return case.memory + (case.crossing if case.crossing > 1000 else case.crossing // 4) * 2 * case.microbatches * case.virtual
+
+
+def _check_bounds(case: Case, costed: CostedGraph, best: Prediction | None) -> None:
+    """Each look at the chains of the case, the target just above the best plan."""
+    cluster = make_cluster(case.pipeline * case.data, _memory(case))
+    mesh = Mesh(pipeline=case.pipeline, data=case.data)
+    candidate = Candidate(mesh, 1, case.microbatches, case.schedule, case.virtual, case.data)
+    shape = Shape(case.schedule, case.pipeline, case.virtual, case.microbatches, _memory(case))
+    target = math.inf if best is None else best.step_s * (1 + SLACK)
+    met = math.inf
+    for zero in case.zeros if case.tied else (None,):
+        fixed = () if zero is None else (("e", zero), ("h", zero))
+        chain = Chain(costed, 0, Allowed(case.levels, case.zeros, fixed))
+        stream = stream_of((chain,), candidate.mesh, cluster, case.engine)
+        assert stream is not None
+        request = Request(case.microbatches * case.data, 4, "fp32")
+        tied_s = certain_tied_seconds(Task(candidate, chain, cluster, request, Fingerprints("", "", "", "")))
+        ranks = Ranks(stream, shape, works(stream, case.microbatches))
+        effort = Effort(target - tied_s, time.perf_counter() + 60, gap=1e-7)
+        relaxed, exact = Counts(ranks, {}), Counts(ranks, {}, exact=True)
+        relaxed.solve(effort, whole=False)
+        bounds = [ranks.costs.bound, ranks.sharper(target - tied_s).bound, relaxed.bound]
+        relaxed.solve(effort, whole=True)
+        exact.solve(effort, whole=True)
+        met = min(met, exact.bound + tied_s)
+        for bound in (*bounds, relaxed.bound):
+            assert bound <= exact.bound * (1 + 1e-4) or exact.bound >= effort.target_s * (1 - 1e-9)
+    if best is not None:
+        assert met <= best.step_s * (1 + 2 * SLACK), "the bound excludes a real plan"
+        assert met >= best.step_s * (1 - 3e-4), "the exact program is not exact"
+    else:
+        assert math.isinf(met), "nothing fits, but the program has a solution"
+
+
+def _check_search(case: Case, graph: ModelGraph, costed: CostedGraph, best: Prediction | None) -> None:
+    cluster = make_cluster(case.pipeline * case.data, _memory(case))
+    pins = parse_pins([
+        f"pipeline={case.pipeline}", f"data={case.data}", "tensor=1", f"schedule={case.schedule}", f"virtual={case.virtual}",
+        "microbatch=1", f"zero_group={case.data}",
+    ])
+    request = Request(case.microbatches * case.data, 4, "fp32", pins, gap=1e-4)
+    try:
+        result = search(graph, cluster, request, costing=lambda _: costed)
+    except NoPlanFits:
+        assert best is None
+        return
+    assert best is not None
+    assert result.prediction.fits
+    assert result.lower_bound_s <= best.step_s * (1 + SLACK), "the bound excludes a real plan"
+    assert result.prediction.step_s * (1 - result.optimality_gap) <= best.step_s * (1 + SLACK)
+    assert result.optimality_gap <= 1e-3, f"gap {result.optimality_gap}"
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_no_bound_excludes_the_best_plan(case: Case) -> None:
+    if case.plans > 2500:
+        return
+    graph, costed, template = _problem(case)
+    cluster = make_cluster(case.pipeline * case.data, _memory(case))
+    found = best_plan(template, costed, cluster, case.choices, tied=case.tied, engine=case.engine)
+    best = None if found is None else found[1]
+    _check_bounds(case, costed, best)
+    if case.engine == planning_engine():
+        _check_search(case, graph, costed, best)

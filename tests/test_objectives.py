@@ -1,0 +1,103 @@
+"""What `best` can mean: least memory, fewest devices, the N best plans, the front between time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import SMALL, run
+from tests.test_cli import check_contract
+
+PLAN = ("plan", *SMALL, "--batch", 16, "--gap", 0.05, "--time-limit", 4, "--json")
+ON = ("--cluster", "local-cpu:1x4")
+
+
+@pytest.mark.slow
+def test_the_best_plans_differ_and_are_in_order(tmp_path: Path) -> None:
+    outcome = run(*PLAN, *ON, "--top", 3, "-o", tmp_path / "plan.yaml")
+    assert outcome.code == 0, outcome.err
+    report = outcome.json
+    others = report.pop("alternatives")
+    assert report.pop("objective").keys() == {"complete", "others_lower_bound_s"}
+    check_contract(report, 4)
+    plans = [report, *others]
+    seen = {
+        (tuple(p["mesh"].values()), p["batch"]["micro"], tuple(p["schedule"].values()), p.get("zero_group", 0)) for p in plans
+    }
+    assert len(plans) == len(seen) == 3
+    assert [p["predicted"]["step_s"] for p in plans] == sorted(p["predicted"]["step_s"] for p in plans)
+    assert all(other["search"]["lower_bound_s"] >= report["search"]["lower_bound_s"] for other in others)
+    for rank, other in enumerate(others, 2):
+        assert Path(other["path"]) == tmp_path / f"plan.{rank}.yaml"
+        check = run("check", other["path"], "--json")
+        assert check.code == 0 and check.json["predicted"]["step_s"] == other["predicted"]["step_s"]
+
+
+@pytest.mark.slow
+def test_least_memory_is_below_every_other_plan(tmp_path: Path) -> None:
+    quick = run(*PLAN, *ON, "-o", tmp_path / "plan.yaml").json
+    least = run(*PLAN, *ON, "--objective", "memory", "-o", tmp_path / "plan.yaml").json
+    within = run(*PLAN, *ON, "--objective", "memory", "--within", "20%", "-o", tmp_path / "plan.yaml").json
+    peaks = [report["predicted"]["peak_memory_bytes"] for report in (least, within, quick)]
+    assert peaks[0] <= peaks[2] and peaks[1] <= peaks[2]
+    assert least["objective"]["lower_bound_bytes"] == least["objective"]["least_memory_bytes"]
+    assert within["predicted"]["step_s"] <= 1.2 * within["objective"]["best_step_s"]
+    assert within["objective"]["lower_bound_bytes"] >= least["objective"]["lower_bound_bytes"]
+
+
+@pytest.mark.slow
+def test_a_front_is_a_front(tmp_path: Path) -> None:
+    report = run(*PLAN, *ON, "--pareto", "-o", tmp_path / "plan.yaml").json
+    points = [report["predicted"], *(other["predicted"] for other in report.get("alternatives", ()))]
+    assert [p["step_s"] for p in points] == sorted(p["step_s"] for p in points)
+    peaks = [p["peak_memory_bytes"] for p in points]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
+    assert report["objective"]["least_memory_bytes"] >= report["objective"]["lower_bound_bytes"]
+
+
+@pytest.mark.slow
+def test_the_fewest_devices_reach_the_target(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    two = run(*PLAN, "--cluster", "local-cpu:1x2", "-o", path).json["predicted"]["step_s"]
+    report = run(*PLAN, *ON, "--objective", "devices", "--max-step-s", two * 1.02, "-o", path).json
+    assert report["objective"]["devices"] == report["cluster"]["devices"] <= 2
+    assert report["predicted"]["step_s"] <= two * 1.02
+    assert report["objective"]["devices_lower_bound"] <= report["objective"]["devices"]
+    assert run("check", path).code == 0
+    refused = run(*PLAN, *ON, "--objective", "devices", "--min-tokens-per-s", 1e12, "-o", path)
+    assert refused.code == 3 and "on all 4 devices" in refused.error
+
+
+@pytest.mark.parametrize(("arguments", "named"), [
+    (("--objective", "speed"), "--objective: is 'speed'; one of time, memory, devices"),
+    (("--objective", "devices"), "needs one target"),
+    (("--objective", "devices", "--max-step-s", 1, "--min-tokens-per-s", 1), "needs one target"),
+    (("--max-step-s", 1), "has no use for"), (("--objective", "devices", "--max-step-s", 0), "--max-step-s: is 0"),
+    (("--within", "10%"), "means nothing to --objective time"),
+    (("--objective", "memory", "--within", "much"), "--within: is 'much'"),
+    (("--top", 0), "--top: is 0"), (("--pareto", "--top", 2), "--pareto: goes with neither"),
+    (("--objective", "memory", "--top", 2), "--top: goes with"), (("--headroom", "64GiB"), "leaves nothing"),
+    (("--headroom", "lots"), "no amount of memory"), (("--forbid", "tensor"), "--forbid: 'tensor' pins nothing"),
+    (("--pin", "layers.*: tensor=2"), "one for all layers"), (("--pin", "nothing.*: zero=1"), "names no layer"),
+])
+def test_wrong_objectives_and_limits_are_one_line(arguments: tuple[object, ...], named: str, tmp_path: Path) -> None:
+    outcome = run(*PLAN, *ON, *arguments, "-o", tmp_path / "plan.yaml")
+    assert outcome.code == 2 and named in outcome.error and outcome.out == ""
+
+
+def test_a_job_file_declares_limits_and_objective(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    examples = SMALL[0].rpartition(":")[0]
+    file.write_text(
+        f"model: {examples}:gpt\nset: {{layers: 2, hidden: 64, vocab: 64}}\nseq: 32\ncluster: local-cpu:1x4\nbatch: 16\n"
+        "objective: memory\nwithin: 50%\n"
+        "constraints:\n  pipeline: <= 2\n  recompute: [none, full]\n  layers: {'blocks.*': {zero: 0}}\n"
+        "  forbid: [{schedule: gpipe, pipeline: 2}]\n  headroom: 10%\n"
+    )
+    outcome = run("plan", file, "--time-limit", 3, "-o", tmp_path / "plan.yaml", "--json")
+    assert outcome.code == 0, outcome.err
+    report = outcome.json
+    assert report["mesh"]["pipeline"] <= 2 and "lower_bound_bytes" in report["objective"]
+    text = (tmp_path / "plan.yaml").read_text()
+    assert "--pin pipeline<=2" in text and "--headroom" in text and "--forbid schedule=gpipe, pipeline=2" in text

@@ -1,0 +1,66 @@
+"""Where nothing fits: the message is true, and the change that it names makes a plan fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.commands import SMALL, run
+
+PINS = ("data=4", "zero=0", "microbatch=4")
+
+
+def small_cluster(path: Path, memory_bytes: int, per_node: int = 4) -> Path:
+    path.write_text(
+        f"base: local-cpu\nnodes: 1\ndevices_per_node: {per_node}\nchip: {{memory: {{value: {memory_bytes}, unit: B}}}}\n"
+    )
+    return path
+
+
+def plan(cluster: object, output: Path, *arguments: object, pins: tuple[str, ...] = PINS) -> tuple[object, ...]:
+    pinned = [part for pin in pins for part in ("--pin", pin)]
+    return ("plan", *SMALL, "--set", "hidden=256", "--cluster", cluster, "--batch", 16, "--gap", 0.05, "--time-limit", 4,
+            *pinned, *arguments, "-o", output)
+
+
+@pytest.mark.slow
+def test_the_named_change_makes_a_plan_fit(tmp_path: Path) -> None:
+    output = tmp_path / "plan.yaml"
+    least = run(*plan(small_cluster(tmp_path / "roomy.yaml", 2**34), output, "--objective", "memory", "--json"))
+    assert least.code == 0, least.err
+    peak = least.json["objective"]["least_memory_bytes"]
+    assert least.json["objective"]["lower_bound_bytes"] == peak
+
+    exact = run(*plan(small_cluster(tmp_path / "exact.yaml", peak), output, "--json"))
+    assert exact.code == 0 and exact.json["predicted"]["peak_memory_bytes"] <= peak
+
+    tight = small_cluster(tmp_path / "tight.yaml", peak - 1)
+    refused = run(*plan(tight, output))
+    assert refused.code == 3
+    assert ", 1 bytes too few (proven: none needs less)" in refused.error
+    conflict = re.findall(r"--pin '([^']+)'", refused.error.split("these conflict with it")[1].split("; cheapest")[0])
+    named = re.search(r"cheapest change that fits: without --pin '([^']+)'", refused.error)
+    assert named is not None, refused.error
+    assert named[1] in conflict
+    # The remedy works, and so it must be one of what conflicts; the conflict alone leaves nothing.
+    assert run(*plan(tight, output, pins=tuple(pin for pin in PINS if pin != named[1]))).code == 0
+    assert run(*plan(tight, output, pins=tuple(conflict))).code == 3
+    larger = re.search(r"devices of \S+ GiB \((\d+) bytes more\)", refused.error)
+    assert larger is not None and int(larger[1]) == 1
+
+
+@pytest.mark.slow
+def test_more_nodes_are_counted(tmp_path: Path) -> None:
+    """State that does not fit on one node: the named number of nodes is enough, and the one before it is not."""
+    cluster, output = tmp_path / "h100.yaml", tmp_path / "plan.yaml"
+    arguments = ("plan", *SMALL, "--set", "hidden=1024", "--batch", 64, "--gap", 0.1, "--time-limit", 3, "--pin", "tensor=1",
+                 "-o", output, "--cluster")
+    peak = run(*arguments, "dgx-h100:2", "--objective", "memory", "--json").json["objective"]["least_memory_bytes"]
+    cluster.write_text(f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: {peak}, unit: B}}}}\n")
+    refused = run(*arguments, cluster)
+    assert refused.code == 3, refused.err
+    named = re.search(r"with (\d+) nodes \([^;]*; (\d+) (?:is|are) too few\)", refused.error)
+    assert named is not None and named.groups() == ("2", "1"), refused.error
+    assert run(*arguments, f"{cluster}:2").code == 0

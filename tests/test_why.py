@@ -1,0 +1,104 @@
+"""`shardwright why`: what another decision costs, term by term; what conflicts; what more hardware buys."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.commands import SMALL, Outcome, run
+
+QUICK = ("--gap", "0.02", "--time-limit", "5")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    path = tmp_path_factory.mktemp("why") / "plan.yaml"
+    outcome = run("plan", *SMALL, "--cluster", "local-cpu:1x4", "--batch", 16, "--pin", "zero<=1", "--forbid",
+                  "schedule=zbv, pipeline=2", *QUICK, "-o", path, "--json")
+    assert outcome.code == 0, outcome.err
+    return path, outcome
+
+
+def test_a_plan_keeps_the_constraints_of_its_certificate(planned: tuple[Path, Outcome]) -> None:
+    text = planned[0].read_text()
+    assert "--pin zero<=1" in text and "--forbid schedule=zbv, pipeline=2" in text
+    assert run("check", planned[0]).code == 0
+
+
+def test_every_term_is_the_difference_of_two_evaluations(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    path, plan = planned
+    answer = run("why", path, "pipeline=4", *QUICK, "--json").json
+    assert answer["asked"] == ["--pin pipeline=4"] and answer["fits"]
+    assert answer["plan"]["step_s"] == plan.json["predicted"]["step_s"]
+    assert answer["plan"]["breakdown_s"] == plan.json["predicted"]["breakdown_s"]
+    assert answer["then"]["decisions"]["pipeline"] == "4" and answer["changes"]["pipeline"]["then"] == "4"
+    for name, more in answer["cost_s"].items():
+        if name != "step":
+            assert more == answer["then"]["breakdown_s"][name] - answer["plan"]["breakdown_s"][name]
+    terms = sum(more for name, more in answer["cost_s"].items() if name != "step")
+    assert math.isclose(terms, answer["cost_s"]["step"], rel_tol=1e-6, abs_tol=1e-9)
+    assert sum(more for name, more in answer["cost_bytes"].items() if name != "peak") == answer["cost_bytes"]["peak"]
+    stages = answer["then"]["decisions"]
+    assert "3 x" not in stages["zero"] and "2 x" not in stages["zero"], "the job's own constraints hold"
+    again = run("plan", *SMALL, "--cluster", "local-cpu:1x4", "--batch", 16, "--pin", "zero<=1", "--forbid",
+                "schedule=zbv, pipeline=2", "--pin", "pipeline=4", *QUICK, "-o", tmp_path / "plan.yaml", "--json")
+    assert math.isclose(again.json["predicted"]["step_s"], answer["then"]["step_s"], rel_tol=0.05)
+
+
+def test_the_model_file_is_not_needed(planned: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in planned[0].parent.glob("plan.*"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    outcome = run("why", "plan.yaml", "recompute=full", *QUICK)
+    assert outcome.code == 0, outcome.err
+    assert "--pin recompute=full: " in outcome.out and "recompute" in outcome.out and "largest rank's memory" in outcome.out
+
+
+@pytest.mark.slow
+def test_what_cannot_fit_is_explained_in_bytes(planned: tuple[Path, Outcome]) -> None:
+    chip = yaml.safe_load(planned[0].with_suffix(".cluster.yaml").read_text())["chip"]
+    memory, reserve = (round(chip[name]["value"]) for name in ("memory", "reserve"))
+    usable = 100_000
+    outcome = run("why", planned[0], "pipeline=2", "--headroom", f"{memory - reserve - usable}B", *QUICK, "--json")
+    assert outcome.code == 3, outcome.err
+    answer = outcome.json
+    limits = answer["limits"]
+    assert not answer["fits"] and limits["limit_bytes"] == reserve + usable
+    assert limits["excess_bytes"] == limits["needed_bytes"] - limits["limit_bytes"] > 0
+    assert limits["limit_bytes"] < limits["proven_bytes"] <= limits["needed_bytes"]
+    assert limits["conflict"] == [f"--headroom '{memory - reserve - usable} B'"]
+    assert limits["remedies"][0]["change"] == "constraint"
+    text = run("why", planned[0], "--headroom", f"{memory - reserve - usable}B", *QUICK)
+    assert text.code == 3 and "bytes too few" in text.out and "cheapest change that fits: without --headroom" in text.out
+    assert run("why", planned[0], "--headroom", f"{memory}B").code == 2
+
+
+@pytest.mark.parametrize(("arguments", "named"), [
+    (("colour=3",), "K one of pipeline"), (("tensor=3",), "tensor=3 leaves no candidate on 4 devices"),
+    (("schedule=zbv", "zero=3"), "torch loses gradients"), (("nothing.*: zero=1",), "names no layer"),
+    (("tensor=2", "--gap", "-1"), "--gap: is -1"), (("tensor=2", "--time-limit", "0"), "--time-limit"),
+    (("--headroom", "much"), "no amount of memory"),
+])
+def test_a_wrong_question_is_one_line(planned: tuple[Path, Outcome], arguments: tuple[str, ...], named: str) -> None:
+    outcome = run("why", planned[0], *arguments)
+    assert outcome.code == 2 and named in outcome.error and outcome.out == ""
+
+
+def test_a_missing_plan_is_one_line() -> None:
+    assert "missing.yaml: cannot be read" in run("why", "missing.yaml", "tensor=2").error
+
+
+@pytest.mark.slow
+def test_more_hardware_never_costs(planned: tuple[Path, Outcome]) -> None:
+    rows = run("why", planned[0], *QUICK, "--json").json["sensitivity"]
+    changes = [row["change"] for row in rows]
+    assert changes[:2] == ["as it is", "1 GB more memory a device"]
+    assert any(change.startswith("twice the bandwidth of ") for change in changes) and changes[-1] == "1 more node"
+    for row in rows:
+        if row["fits"] and row["change"] != "1 more node":
+            assert row["step_s"] <= planned[1].json["predicted"]["step_s"] * (1 + 1e-9)
+            assert row["saved_at_most_s"] >= row["saved_s"] - 1e-12

@@ -1,0 +1,109 @@
+"""From a row to a job: meshes, schedules, shard groups, cuts, vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.ir.plan import Mesh, Schedule
+from planner.validate.jobs import RowJob, row_job
+from planner.validate.machines import Unpredictable
+from planner.validate.prepare import stage_plans
+from tests.validate import tables
+
+
+def _job(**changes: str) -> RowJob:
+    return row_job(tables.row(**changes))
+
+
+def _cuts(job: RowJob) -> list[int]:
+    return [stage.last - stage.first for stage in stage_plans(job.layers + 2, job)]
+
+
+def test_degrees_become_a_mesh_and_the_batch_its_accumulation() -> None:
+    experts = {"ep": "4", "moe_experts": "8", "moe_topk": "2", "kv_heads": "2"}
+    job = _job(n_gpus="64", tp="4", pp="2", dp="4", cp="2", global_batch_seqs="64", **experts)
+    assert job.mesh == Mesh(pipeline=2, data=4, context=2, expert=4, tensor=4)
+    assert (job.batch.micro, job.batch.accumulation) == (2, 8)
+    assert dict(job.shape.settings)["held"] == 2
+    assert job.shape.sequence == 16 and job.sequence == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tp": "2"}, "not the 1 devices"), ({"global_batch_seqs": "5"}, "does not divide the batch"),
+        ({"chip": "abacus"}, "abacus"), ({"layers": ""}, "does not state layers"),
+        ({"full_config": "0"}, "not fully configured"), ({"vpp": "2"}, "at least 2 pipeline ranks"),
+        ({"chip": "TPUv4", "dtype": "fp16"}, "does not compute in fp16"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(changes: dict[str, str], why: str) -> None:
+    with pytest.raises(Unpredictable, match=why):
+        _job(**changes)
+
+
+def test_fewer_microbatches_than_stages_run_forwards_first() -> None:
+    shape = {"n_gpus": "4", "pp": "4", "micro_batch": "1"}
+    assert _job(**shape, global_batch_seqs="4").schedule == Schedule("1f1b")
+    assert _job(**shape, global_batch_seqs="2").schedule == Schedule("gpipe")
+    assert _job(**shape, global_batch_seqs="8", layers="8", vpp="2").schedule == Schedule("interleaved-1f1b", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "group"),
+    [("none", 64), ("zero1 within 8 ranks (replicated across nodes)", 8), ("zero3 within node x DP (HSDP)", 8),
+     ("zero3 (FSDP 16 x DCN-DP 4)", 16), ("zero3 (FSDP 64)", 64), ("zero3 (FSDP2)", 64)],
+)
+def test_shard_groups_are_read_from_the_source_s_words(words: str, group: int) -> None:
+    job = _job(n_gpus="64", dp="64", micro_batch="1", global_batch_seqs="64", zero_or_fsdp=words, zero="3")
+    assert job.zero_group == group
+
+
+def test_layers_that_stages_divide_leave_the_ends_beside_them() -> None:
+    job = _job(n_gpus="4", pp="4", global_batch_seqs="16", layers="8")
+    assert _cuts(job) == [3, 2, 2, 3]
+
+
+def test_layers_that_stages_do_not_divide_count_embedding_and_head() -> None:
+    """Llama 3.1 405B: 126 layers in 64 stages are one layer at both ends and two in each other."""
+    job = _job(n_gpus="8", pp="8", vpp="8", micro_batch="1", global_batch_seqs="8", layers="126")
+    assert _cuts(job) == [2] * 64
+    ends = stage_plans(128, job)
+    assert (ends[0].first, ends[-1].last) == (0, 128)
+
+
+def test_what_remains_goes_to_the_first_stages() -> None:
+    assert _cuts(_job(n_gpus="12", pp="12", micro_batch="1", global_batch_seqs="24", layers="78")) == [7] * 8 + [6] * 4
+
+
+def test_too_many_stages_are_refused() -> None:
+    job = _job(n_gpus="8", pp="8", micro_batch="1", global_batch_seqs="8", layers="4")
+    with pytest.raises(Unpredictable, match="too few"):
+        stage_plans(6, replace(job, ends=False))
+
+
+def test_megatron_pads_the_vocabulary_over_the_tensor_ranks() -> None:
+    plain = dict(_job(vocab="50257").shape.settings)
+    padded = dict(_job(vocab="50257", engine="megatron", n_gpus="8", tp="8").shape.settings)
+    assert (plain["vocab"], padded["vocab"]) == (50257, 51200)
+
+
+def test_links_are_those_that_the_row_states() -> None:
+    links = {"nic_GBps_per_gpu": "6.25", "fast_domain": "4"}
+    levels = _job(n_gpus="16", dp="16", micro_batch="1", global_batch_seqs="16", **links).cluster.levels
+    assert levels[0].size == 4
+    assert levels[1].link.bandwidth_bytes_s == 6.25e9
+
+
+def test_an_engine_without_data_is_predicted_as_its_like_and_says_so() -> None:
+    job = _job(engine="abacus", compile_or_fp8="fp8")
+    assert job.engine == "torch-eager"
+    assert job.cautions == ("torch-eager stands for the engine abacus", "torch-eager has no recipe for fp8: predicted without")
+    assert _job(engine="deepspeed", zero="3").engine == "deepspeed-zero3"
+    assert _job(engine="megatron-core", compile_or_fp8="fp8-cs").cautions == ()
+
+
+def test_chips_are_known_however_they_are_spaced() -> None:
+    assert _job(chip="TPU v4").cluster.chip.name == _job(chip="TPUv4").cluster.chip.name

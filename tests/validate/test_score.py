@@ -1,0 +1,60 @@
+"""Families weigh the same; what fits is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from planner.ir.plan import Breakdown, Prediction
+from planner.validate.predict import RowPrediction
+from planner.validate.score import score
+from tests.validate import tables
+
+
+class _Prepared:
+    """Stands for a prepared row: a row and an engine's name."""
+
+    def __init__(self, **changes: str) -> None:
+        self.row = tables.row(**changes)
+        self.job = type("Job", (), {"engine": self.row.engine})
+
+
+def _predicted(step_s: float, *, memory: int = 1, **changes: str) -> RowPrediction:
+    prediction = Prediction(step_s, 0.0, 0.0, 0.0, memory, 2, Breakdown(*[0.0] * 9), ())
+    prepared: Any = _Prepared(**changes)
+    return RowPrediction(prepared, prediction)
+
+
+def test_families_weigh_the_same_whatever_their_rows() -> None:
+    found = [
+        _predicted(0.011, row_id="a", tp="1"), _predicted(0.009, row_id="b", tp="2"), _predicted(0.010, row_id="c", tp="4"),
+        _predicted(0.016, row_id="d", family="other", engine="megatron", tp="8"),
+    ]
+    result = score(found, [item.row for item in found])
+    assert result.rows == 4
+    assert abs(result.families["toys"].mean - 0.2 / 3) < 1e-12
+    assert abs(result.families["other"].mean - 0.6) < 1e-12
+    assert abs(result.mean - (0.2 / 3 + 0.6) / 2) < 1e-12
+    assert abs(result.middle - 0.1) < 1e-12
+    assert (result.engines["megatron"].worst_row, result.engines["megatron"].rows) == ("d", 1)
+    assert abs(result.chips["A100-SXM-80GB"].mean - result.mean) < 1e-12
+
+
+def test_unscored_rows_count_for_memory_alone() -> None:
+    unscored = _predicted(9.0, row_id="x", trust="C", peak_mem_gib="1", memory=2**29)
+    result = score([unscored], [unscored.row])
+    assert (result.rows, result.mean) == (0, 0.0)
+    assert result.memory["torch-eager"].bias == -0.5
+
+
+def test_runs_that_ran_should_fit_and_those_that_ran_out_of_memory_should_not() -> None:
+    ran = [_predicted(1.0, row_id="good"), _predicted(1.0, row_id="bad", memory=3, tp="2")]
+    failed = [_predicted(1.0, row_id="grew", memory=3), _predicted(1.0, row_id="slipped", tp="2")]
+    fits = score(ran, [item.row for item in ran], failed).fits
+    assert (fits.ran_fitting, fits.ran_not_fitting, fits.failed_fitting, fits.failed_not_fitting) == (1, 1, 1, 1)
+    assert fits.wrong == ("bad", "slipped")
+
+
+def test_a_row_that_was_not_timed_has_no_error() -> None:
+    item = _predicted(1.0, step_time_s="")
+    assert item.error is None and replace(item).step_s == 1.0
