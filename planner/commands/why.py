@@ -69,7 +69,9 @@ def _answer_text(answer: Answer) -> str:
     if not before.fits:
         lines.append("the plan itself does not fit")
     if more < 0 and before.fits:
-        lines.append("quicker than the plan: it was edited, or its own search stopped at its gap or time limit")
+        lines.append(
+            "quicker than the plan: it was edited, was forbidden this, or its search stopped at its gap or time limit"
+        )
     lines += ["", *_columns([("what changes", "plan", "then"), *answer.decisions])]
     if not answer.decisions:
         lines.append("nothing: the plan is the best one under this too")
