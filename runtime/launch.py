@@ -187,9 +187,17 @@ def main_guard(main: Callable[[], None]) -> None:
     except ProgramError as error:
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.stderr.flush()
-        sys.stdout.flush()
-        os._exit(error.exit_code)
+        _leave(error.exit_code)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+    if "RANK" in os.environ:
+        _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: a thread of gloo's that lets go of its last tensor while Python shuts down asks for a lock
+    that is gone, and aborts a run that has succeeded."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
