@@ -96,7 +96,9 @@ class Recorder(TorchDispatchMode):
                 return shadow
         try:
             return func(*args, **kwargs)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            if "not implemented for" not in str(error):
+                raise
             # A half-precision kernel that CPUs lack: the history still tells what would have happened.
             if mutable:
                 self.stale.add(_key(args[0]))
