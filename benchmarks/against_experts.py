@@ -1,11 +1,12 @@
 """Plans found freely against the configurations that experts published, under one evaluator.
 
-    python benchmarks/against_experts.py [--families TEXT] [--jobs N] [--time-limit S]
+    python benchmarks/against_experts.py [--families TEXT] [--devices A B] [--jobs N] [--time-limit S]
 
 Every fully configured run of the packaged tables is a job (model, cluster, batch, precision) and a configuration. The
 configuration is evaluated as it is, the job is planned freely, both for the engine that programs are emitted for, at the same
-precision: what is compared is the decisions. Runs over context or expert parallelism are left out, because programs cannot be
-emitted with them. Prints the table, the largest ratio first, and writes ``results/against_experts.json`` beside this file.
+precision, their memory replayed as `plan` does it: what is compared is the decisions. Runs over context or expert parallelism
+are left out, because programs cannot be emitted with them. Prints the table, the largest ratio first, and writes
+``results/against_experts.json`` beside this file.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from pathlib import Path
 
 from hardware_profiles import Cluster
 from planner.commands.validate import DATA, RUNS
-from planner.evaluate import evaluate_plan
+from planner.evaluate import evaluate_plan, replayed
+from planner.fitting import fitted
 from planner.ir.errors import ShardwrightError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
-from planner.search import Request, search
+from planner.search import Request
 from planner.search.engine import ENGINE
 from planner.validate.prepare import PreparedRow, prepare_rows
 from planner.validate.rows import read_rows, scored_rows
@@ -58,6 +60,8 @@ def main() -> None:
     """Compare, print and write."""
     options = _options()
     rows = [row for name in RUNS for row in scored_rows(read_rows(DATA / name)) if options.families in row.family]
+    least, most = options.devices
+    rows = [row for row in rows if least <= (row.devices or 0) <= most]
     prepared = prepare_rows(row for row in rows if row.context == row.expert == 1 and not row.experts)
     jobs = list(_jobs(prepared.rows))[: options.jobs]
     compared = []
@@ -76,23 +80,24 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plans found freely against published configurations.")
     parser.add_argument("--families", default="", help="only families whose name has this text")
-    parser.add_argument("--jobs", type=int, default=None, help="at most so many jobs, spread over the families")
+    parser.add_argument("--devices", type=int, nargs=2, default=(1, 1 << 30), help="only clusters of so many devices: from, to")
+    parser.add_argument("--jobs", type=int, default=None, help="at most so many jobs, spread over the engines")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of solving, each job")
     return parser.parse_args()
 
 
 def _jobs(rows: Iterable[PreparedRow]) -> Iterator[list[PreparedRow]]:
-    """Configurations of the same job together; one job of each family, then the next of each."""
+    """Configurations of the same job together; one job of each engine, small clusters first, then the next of each."""
     jobs: dict[tuple[object, ...], list[PreparedRow]] = {}
     for item in rows:
         job = item.job
         key = (job.shape, job.layers, job.cluster.fingerprint, job.batch.total, job.precision)
         jobs.setdefault(key, []).append(item)
-    families: dict[str, list[list[PreparedRow]]] = {}
-    for configurations in jobs.values():
-        families.setdefault(configurations[0].row.family, []).append(configurations)
-    for turn in range(max(map(len, families.values()), default=0)):
-        for members in families.values():
+    engines: dict[str, list[list[PreparedRow]]] = {}
+    for configurations in sorted(jobs.values(), key=lambda members: members[0].job.mesh.devices):
+        engines.setdefault(configurations[0].job.engine.partition("+")[0], []).append(configurations)
+    for turn in range(max(map(len, engines.values()), default=0)):
+        for members in engines.values():
             if turn < len(members):
                 yield members[turn]
 
@@ -108,7 +113,7 @@ def compare(configurations: list[PreparedRow], time_limit_s: float) -> Compariso
     request = Request(job.batch.total, job.sequence, job.precision, time_limit_s=time_limit_s)
     note = "" if best is not None else f"the published configuration does not fit, or cannot run, under {ENGINE}"
     try:
-        result = search(graph, cluster, request)
+        result = fitted(graph, cluster, request)
     except ShardwrightError as error:
         result, note = None, str(error)
     return Comparison(
@@ -123,14 +128,15 @@ def _evaluated(item: PreparedRow, graph: ModelGraph, cluster: Cluster) -> tuple[
     """A configuration under the engine that plans are made for; None where the evaluator refuses it."""
     plan = replace(item.plan, engine=ENGINE)
     try:
-        return plan, evaluate_plan(plan, graph, cluster)
+        return plan, replayed(evaluate_plan(plan, graph, cluster), plan, graph, cluster)
     except ShardwrightError:
         return None
 
 
 def _said(plan: Plan) -> str:
     """A configuration in a few words."""
-    mesh, layer = plan.mesh, plan.stages[len(plan.stages) // 2].decisions[0]
+    middle = plan.stages[len(plan.stages) // 2].decisions
+    mesh, layer = plan.mesh, middle[len(middle) // 2]
     return (
         f"pp{mesh.pipeline} dp{mesh.data} tp{mesh.tensor} mb{plan.batch.micro} {plan.schedule.name} v{plan.schedule.virtual} "
         f"zero{layer.zero} {layer.recompute}"

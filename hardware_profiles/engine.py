@@ -23,6 +23,8 @@ from hardware_profiles.units import to_si
 
 AttentionKernel = Literal["flash", "portable", "unfused"]
 Bookkeeping = Literal["operations", "fused", "compiled"]
+Selective = Literal["attention", "alternate"]
+Gathers = Literal["blocks", "parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,13 @@ class Engine:
     Memory: ``keeps``, what lives from forward to backward (planner/costing/kept.py): ``operations``, what autograd keeps for
     each; ``fused``, what products read and what the pointwise work between them starts from, with gradients in flat buffers
     that are reduced in place and pipeline buffers that are used again; ``compiled``, only what pointwise work starts from;
-    ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does not shard them (0: the
-    master's); ``loss``, bytes of an element of the logits at the most, copies and gradient together (0: as torch computes
-    it); ``gathered``, elements that ZeRO 3 has gathered at the most (0: two blocks); ``slack``, what the allocator holds
-    beyond what is allocated, over it. ``sources``: kind and source of each number, by name.
+    ``selective``, what selective recomputation runs again: ``attention``, from the scores to the attended values;
+    ``alternate``, all but attention and every other product; ``offloaded``, share of what lives from forward to backward that
+    waits in the host's memory; ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does
+    not shard them (0: the master's); ``loss``, bytes of an element of the logits at the most, copies and gradient together
+    (0: as torch computes it); ``gathers``, what ZeRO 3 gathers at a time (two ``blocks`` or two ``parameters``);
+    ``gathered``, elements that it has gathered at the most (0: these two); ``slack``, what the allocator holds beyond what is
+    allocated, over it. ``sources``: kind and source of each number, by name.
     """
 
     name: str = "torch-eager"
@@ -79,6 +84,9 @@ class Engine:
     optimizer_passes: float = 21.0
     step_s: float = 0.0
     keeps: Bookkeeping = "operations"
+    selective: Selective = "attention"
+    gathers: Gathers = "blocks"
+    offloaded: float = 0.0
     held_fp16: float = 0.0
     held_bf16: float = 0.0
     loss: float = 0.0
@@ -94,10 +102,10 @@ UNITS: Mapping[str, str] = {
     "gradients_floor": "ratio", "collective_speed": "ratio", "gradient": "bytes", "tensor_exposed": "ratio",
     "sends_exposed": "ratio", "sends_blocking": "ratio", "accumulation": "ratio", "optimizer_passes": "elements", "step_s": "s",
     "held_fp16": "bytes", "held_bf16": "bytes", "loss": "bytes", "gathered": "elements",
-    "slack": "ratio",
+    "slack": "ratio", "offloaded": "ratio",
 }  # fmt: skip
 """Dimension of each number of an engine."""
-_SHARES = {"gathers_hidden", "gathers_floor", "gradients_hidden", "gradients_floor", "sends_blocking"}
+_SHARES = {"gathers_hidden", "gathers_floor", "gradients_hidden", "gradients_floor", "sends_blocking", "offloaded"}
 
 
 class _Strict(BaseModel):
@@ -118,6 +126,8 @@ class EngineDocument(_Strict):
     description: str = ""
     attention: AttentionKernel = "flash"
     keeps: Bookkeeping = "operations"
+    selective: Selective = "attention"
+    gathers: Gathers = "blocks"
     sends_scattered: bool = False
     numbers: dict[str, Quantity] = {}
     recipes: dict[str, RecipeDocument] = {}
@@ -149,7 +159,7 @@ def engine(name: str) -> Engine:
     sources = {number: f"{quantity.kind}: {quantity.source}" for number, quantity in numbers.items()}
     return Engine(
         name=name, attention=document.attention, keeps=document.keeps, matmul_dtype=matmul_dtype,
-        sends_scattered=document.sends_scattered,
+        sends_scattered=document.sends_scattered, selective=document.selective, gathers=document.gathers,
         sources=sources, **values,
     )  # fmt: skip
 

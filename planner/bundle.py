@@ -6,9 +6,9 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml
-from planner.compile import Compiled
 from planner.evaluate import evaluate_plan
 from planner.ir.errors import PlanFileError, ProfileError
 from planner.ir.graph import ModelGraph
@@ -16,6 +16,9 @@ from planner.ir.plan import Plan, Prediction
 from planner.ir.serialize import from_json, to_json
 from planner.plan_file import dump, load, placed_for
 from planner.search import Certificate
+
+if TYPE_CHECKING:
+    from planner.compile import Compiled
 
 _BESIDE = "`shardwright plan` writes it beside the plan: keep the three files together"
 

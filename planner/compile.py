@@ -20,7 +20,7 @@ from planner.ir.plan import Precision
 from planner.job import Job
 from planner.objectives import pursue, told
 from planner.remedies import explain, retold
-from planner.search import Request, SearchResult, search
+from planner.search import Request, SearchResult
 from planner.search.refusal import MemoryTooSmall
 from planner.trace import load_model, trace_model
 
@@ -31,19 +31,21 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A planned job: everything that `plan` writes down. ``cluster``: the part of the job's that the plan uses;
-    ``alternatives``: other plans that were asked for; ``facts``: what is known of the objective beside the plan."""
+    """A planned job: everything that `plan` writes down. ``cluster``: the part of the job's that the plan uses; ``seconds``:
+    where the time went, every part once (see :func:`seconds_of`); ``alternatives``: other plans that were asked for;
+    ``facts``: what is known of the objective beside the plan."""
 
     graph: ModelGraph
     cluster: Cluster
     result: SearchResult
-    trace_s: float
+    seconds: Mapping[str, float]
     alternatives: tuple[SearchResult, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compile_job(job: Job, progress: Progress) -> Compiled:
     """Plan a job. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
+    begin = time.perf_counter()
     cluster = load_cluster(job.cluster)
     precision = choose_precision(job.precision, cluster)
     batch = job.batch if job.batch is not None else SAMPLES_PER_DEVICE * cluster.devices
@@ -52,26 +54,37 @@ def compile_job(job: Job, progress: Progress) -> Compiled:
         progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
     source = load_model(job.model, job.settings, job.sequence)
     progress(f"tracing {job.model} in {precision}")
-    start = time.perf_counter()
+    loaded = time.perf_counter()
     graph = trace_model(source, sequence=job.sequence, dtype=DTYPES[precision])
-    trace_s = time.perf_counter() - start
+    traced = time.perf_counter()
     for warning in graph.warnings:
         progress(f"warning: {warning}")
     progress(f"{graph.parameter_count:,} parameters, {len(graph.blocks)} blocks of {len(graph.bodies)} kinds; solving")
     request = Request(batch, graph.sequence, precision, job.constraints, job.gap, job.time_limit_s, job.optimizer)
     resize = resize_of(job.cluster)
     found = pursue(job.objective, graph, cluster, request, partial(solve, resize=resize), progress, resize)
-    return Compiled(graph, found.cluster, found.result, trace_s, found.alternatives, found.facts)
+    spent = {"load": loaded - begin, "trace": traced - loaded, "search": time.perf_counter() - traced}
+    return Compiled(graph, found.cluster, found.result, seconds_of(spent, found.result), found.alternatives, found.facts)
+
+
+def seconds_of(spent: Mapping[str, float], result: SearchResult) -> dict[str, float]:
+    """Seconds of `plan` that add up to all it took: ``load`` (imports, cluster, the model's file), ``trace``; of the search
+    that found the plan ``cost`` (placements and prices), ``solve`` and ``replay`` (of memory); ``other``: further searches
+    that an objective asked for."""
+    own = {name: result.seconds.get(name, 0.0) for name in ("cost", "solve", "replay")}
+    other = max(0.0, spent["search"] - sum(own.values()))
+    return {"load": spent["load"], "trace": spent["trace"], **own, "other": other}
 
 
 def solve(
     graph: ModelGraph, cluster: Cluster, request: Request, progress: Progress, *, resize: Resize = resized
 ) -> SearchResult:
     """Search, and where nothing fits find out why and what would help. Raises PinError or NoPlanFits."""
+    deadline = time.perf_counter() + (math.inf if request.time_limit_s is None else request.time_limit_s)
     try:
-        return told(fitted(search, graph, cluster, request), cluster, request)
+        return told(fitted(graph, cluster, request), cluster, request)
     except MemoryTooSmall as refusal:
-        raise retold(explain(refusal, graph, cluster, request, progress, resize), refusal) from refusal
+        raise retold(explain(refusal, graph, cluster, request, progress, resize, deadline), refusal) from refusal
 
 
 def load_cluster(spec: str) -> Cluster:

@@ -1,39 +1,36 @@
-"""From the search's plan to one that fits by the ledger: bounds decide while searching, the replay what is handed out."""
+"""From the search's plan to one that fits by the ledger: sums bound memory while searching, the replay decides what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.evaluate import replayed
 from planner.ir.graph import ModelGraph
-from planner.search import Request, SearchResult
+from planner.ir.plan import Plan, Prediction
+from planner.search import Request, SearchResult, search
+from planner.search.prices import Prices
 
-ATTEMPTS = 4
-Search = Callable[[ModelGraph, Cluster, Request], SearchResult]
 
+def fitted(graph: ModelGraph, cluster: Cluster, request: Request, *, known: Prices | None = None) -> SearchResult:
+    """The best plan whose replayed memory fits.
 
-def fitted(find: Search, graph: ModelGraph, cluster: Cluster, request: Request) -> SearchResult:
-    """The plan that ``find`` finds, its memory replayed.
-
-    The search bounds memory by sums that hold for most plans, from above. Where a plan takes more after all and does not fit,
-    the search is repeated with as much memory less; its certificate then is the first one's, of which it is a restriction.
-    Raises what ``find`` raises.
+    The search bounds memory by sums that hold for most plans, from above. Every plan that would be the best so far is replayed
+    before it is kept; where it takes more after all and does not fit, the search goes on with as much memory less for that
+    candidate. Its certificate is that of all plans that fit by sums, of which those that fit by replay are a part. Seconds of
+    ``replay`` are told apart from those of ``solve``. ``known``: prices of another search of the graph. Raises what
+    :func:`planner.search.search` raises.
     """
-    limit = request.limited(cluster).chip.memory_bytes
-    result = _replayed(find(graph, cluster, request), graph, cluster)
-    first, allowed = result.certificate.lower_bound_s, limit
-    for _ in range(ATTEMPTS):
-        excess = result.prediction.peak_memory_bytes - limit
-        if excess <= 0:
-            break
-        allowed -= excess
-        result = _replayed(find(graph, cluster, replace(request, memory_limit_bytes=allowed)), graph, cluster)
-        bound = min(first, result.certificate.lower_bound_s)
-        result = replace(result, certificate=replace(result.certificate, lower_bound_s=bound))
-    return result
+    replay_s = 0.0
 
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        nonlocal replay_s
+        begin = time.perf_counter()
+        seen = replayed(prediction, plan, graph, cluster)
+        replay_s += time.perf_counter() - begin
+        return seen
 
-def _replayed(result: SearchResult, graph: ModelGraph, cluster: Cluster) -> SearchResult:
-    return replace(result, prediction=replayed(result.prediction, result.plan, graph, cluster))
+    result = search(graph, cluster, request, look=look, known=known)
+    seconds = {**result.seconds, "solve": max(0.0, result.seconds["solve"] - replay_s), "replay": replay_s}
+    return replace(result, seconds=seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -109,11 +109,6 @@ class _JobFile(Record):
     within: str | Number | None = None
     max_step_s: Number | None = Field(default=None, gt=0)
     min_tokens_per_s: Number | None = Field(default=None, gt=0)
-
-
-def job_schema() -> dict[str, Any]:
-    """The JSON schema of JOB.yaml."""
-    return _JobFile.model_json_schema()
 
 
 def read_job_file(path: Path) -> _JobFile:

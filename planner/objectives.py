@@ -5,7 +5,7 @@ time and memory. All of them ask the one search again under other limits, so eve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ NARROW = 0.01
 MOST_STEPS = 10
 FRONT = 6
 """Memory limits of a front, in equal ratios from the quickest plan's peak down to the least memory."""
+SAME = 3
+"""So many searches a plan of the best N at most: some find what only looks different."""
 PROOFS = 8
 """So many numbers of devices below the answer are asked for a proof."""
 Progress = Callable[[str], None]
@@ -75,32 +77,33 @@ def told(result: SearchResult, cluster: Cluster, request: Request) -> SearchResu
     )
 
 
-def _solve(graph: ModelGraph, cluster: Cluster, request: Request) -> SearchResult:
-    """A search; what it finds under an asked limit of memory may be replayed to a little more, as long as the chip holds it."""
+def _solve(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None = None) -> SearchResult:
+    """A search, with the prices of one before it; what it finds under an asked limit of memory may be replayed to a little
+    more, as long as the chip holds it."""
     if request.memory_limit_bytes is None:
-        return told(fitted(search, graph, cluster, request), cluster, request)
-    found = search(graph, cluster, request)
+        return told(fitted(graph, cluster, request, known=known), cluster, request)
+    found = search(graph, cluster, request, known=known)
     return told(replace(found, prediction=replayed(found.prediction, found.plan, graph, cluster)), cluster, request)
 
 
-def _least(graph: ModelGraph, cluster: Cluster, request: Request) -> Least:
-    """The plan of least memory."""
+def _least(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None = None) -> tuple[Least, Prices]:
+    """The plan of least memory, and what was priced to find it."""
     limited = request.limited(cluster)
     candidates = enumerate_candidates(graph, limited, request)
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
-    prices = Prices(graph, limited, request, candidates)
+    prices = Prices(graph, limited, request, candidates, known=known)
     least = LeastMemory(graph, candidates, prices, limited, request, names, time.perf_counter() + LEAST_S).run()
     if least is None:
         raise NoPlanFits("memory", "no placement is feasible under these constraints", "another tensor degree")
-    return least
+    return least, prices
 
 
-def _within(graph: ModelGraph, cluster: Cluster, request: Request, least: Least) -> SearchResult:
+def _within(graph: ModelGraph, cluster: Cluster, request: Request, least: Least, known: Prices) -> SearchResult:
     """The quickest plan of no more memory than the one of least memory; that plan itself where the search finds no other in
     its time (and then nothing is proven of its step)."""
     limited = replace(request, memory_limit_bytes=least.peak_bytes)
     try:
-        return _solve(graph, cluster, limited)
+        return _solve(graph, cluster, limited, known)
     except MemoryTooSmall:
         prediction = replayed(least.prediction, least.plan, graph, cluster)
         return told(SearchResult(least.plan, prediction, Certificate(0.0, 0, 0)), cluster, limited)
@@ -111,12 +114,12 @@ def _least_memory(
 ) -> Outcome:
     """Least memory, the quickest of such plans; or the least within a part of the best step, by bisection."""
     limit = request.limited(cluster).chip.memory_bytes
-    least = _least(graph, cluster, request)
+    least, prices = _least(graph, cluster, request)
     if least.peak_bytes > limit:
         return Outcome(solver(graph, cluster, request, progress), cluster)  # Which raises, and says why.
     progress(f"least memory: {least.peak_bytes / GIB:.3f} GiB")
     if objective.within is None:
-        result = _within(graph, cluster, request, least)
+        result = _within(graph, cluster, request, least, prices)
         known = {"least_memory_bytes": least.peak_bytes, "lower_bound_bytes": least.bound_bytes}
         return Outcome(result, cluster, facts=known)
     best = quickest = solver(graph, cluster, request, progress)
@@ -127,7 +130,7 @@ def _least_memory(
             break
         middle = (low + high) // 2
         progress(f"within {objective.within:.0%}: trying {middle / GIB:.3f} GiB")
-        found = _solve(graph, cluster, replace(request, memory_limit_bytes=middle))
+        found = _solve(graph, cluster, replace(request, memory_limit_bytes=middle), prices)
         if found.prediction.step_s <= allowed_s:
             best, high = found, middle
         else:
@@ -159,7 +162,7 @@ def _fewest_devices(
         nodes, per_node = sizes[at]
         progress(f"trying {nodes} x {per_node} devices")
         try:
-            tried[at] = _solve(graph, resize(cluster, nodes, per_node), request)
+            tried[at] = _solve(graph, resize(cluster, nodes, per_node), request, largest.prices)
         except (NoPlanFits, PinError):
             tried[at] = None
         found = tried[at]
@@ -196,19 +199,35 @@ def _too_slow(result: SearchResult, limit_s: float, cluster: Cluster) -> NoPlanF
 
 def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:
     """The best plans that differ in mesh, micro-batch, schedule or ZeRO group: each is the best without those before it, and
-    no bound of fewer plans is below one of more."""
+    no bound of fewer plans is below one of more. What only looks different (:func:`essence`) is passed over."""
+    if count == 1:
+        return found
     others: list[SearchResult] = []
-    without, last = request, found.result
-    for rank in range(2, count + 1):
-        constraints = without.constraints.with_(candidate_of(last.plan))
-        without = replace(without, constraints=constraints)
-        progress(f"looking for plan {rank} of {count}")
+    without, last, seen = request, found.result, {essence(found.result.plan)}
+    for _ in range(SAME * count):
+        if len(others) == count - 1:
+            break
+        without = replace(without, constraints=without.constraints.with_(candidate_of(last.plan)))
+        progress(f"looking for plan {len(others) + 2} of {count}")
         try:
-            last = _at_least(_solve(graph, found.cluster, without), last.lower_bound_s)
+            last = _at_least(_solve(graph, found.cluster, without, found.result.prices), last.lower_bound_s)
         except (NoPlanFits, PinError):
             return _ordered(found, others, {**found.facts, "complete": True})
-        others.append(last)
+        if essence(last.plan) not in seen:
+            others.append(last)
+        seen.add(essence(last.plan))
     return _ordered(found, others, {**found.facts, "complete": False, "others_lower_bound_s": last.lower_bound_s})
+
+
+def essence(plan: Plan) -> Hashable:
+    """What a program does: two plans with the same one run alike. With one micro-batch gpipe is 1f1b; where no parameter is
+    sharded over data ranks, the ZeRO group is nothing."""
+    schedule = plan.schedule
+    if plan.batch.accumulation == 1 and schedule.name == "gpipe":
+        schedule = replace(schedule, name="1f1b")
+    shards = any(decision.zero for stage in plan.stages for decision in stage.decisions)
+    placed = tuple(sorted((name, placement) for name, placement in plan.placements.items()))
+    return plan.mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
 
 
 def _at_least(result: SearchResult, bound_s: float) -> SearchResult:
@@ -219,8 +238,6 @@ def _at_least(result: SearchResult, bound_s: float) -> SearchResult:
 
 def _ordered(found: Outcome, others: Sequence[SearchResult], facts: Mapping[str, Any]) -> Outcome:
     """The quickest first, under the proof of the whole space: a search may leave a better plan within its gap to the next."""
-    if not others:
-        return found
     first, *rest = sorted((found.result, *others), key=lambda result: result.prediction.step_s)
     whole = found.result.certificate
     bound_s = min(whole.lower_bound_s, first.prediction.step_s)
@@ -240,7 +257,7 @@ def candidate_of(plan: Plan) -> Combination:
 
 def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:
     """Plans none of which is beaten in both step and peak: the quickest under ever lower limits of memory."""
-    least = _least(graph, found.cluster, request)
+    least, prices = _least(graph, found.cluster, request, found.result.prices)
     peak = found.result.prediction.peak_memory_bytes
     results = [found.result]
     for step in range(1, FRONT + 1):
@@ -249,7 +266,10 @@ def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progre
             continue  # It is the quickest under this limit too.
         progress(f"front: at most {limit / GIB:.3f} GiB")
         limited = replace(request, memory_limit_bytes=limit)
-        lower = _within(graph, found.cluster, request, least) if step == FRONT else _solve(graph, found.cluster, limited)
+        if step == FRONT:
+            lower = _within(graph, found.cluster, request, least, prices)
+        else:
+            lower = _solve(graph, found.cluster, limited, prices)
         results.append(_at_least(lower, results[-1].lower_bound_s))
     kept: list[SearchResult] = []
     for result in sorted(results, key=lambda r: (r.prediction.step_s, r.prediction.peak_memory_bytes)):

@@ -106,7 +106,7 @@ class _File(Record):
     cluster: _Named
     precision: Literal["bf16", "fp16", "fp32", "fp64"]
     engine: Literal["torch-eager"] = "torch-eager"
-    sequence: int = Field(gt=0)
+    sequence: int = Field(ge=0)
     batch: _Batch
     mesh: _Mesh
     schedule: _Schedule

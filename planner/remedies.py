@@ -1,36 +1,33 @@
-"""Why nothing fits, and what would help: each remedy is tried by a search before it is named.
+"""Why nothing fits, and what would help: each remedy is shown by a plan before it is named.
 
 Single changes are tried from cheap to dear: a constraint left out, another batch, more nodes of the same kind, more memory
-on every device. What is named was found to work: `shardwright plan` with that change writes a plan.
+on every device. First by the plan of least memory under the change (:mod:`planner.trials`), which fits or proves that none
+does; then, with the time that is left, by a search for a quicker one. What the time was too short to tell is said.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import lcm
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, lcm
 
 from hardware_profiles import Cluster
 from planner.clusters import Resize, resized
-from planner.constraints import Constraints, Limit, flag_of
+from planner.constraints import Condition, Constraints, Limit, flag_of
 from planner.constraints_conflicts import smallest_conflict
-from planner.fitting import fitted
-from planner.ir.errors import NoPlanFits, PinError, ProfileError
+from planner.decisions import decisions_of
+from planner.evaluate import replayed
+from planner.ir.errors import NoPlanFits, ProfileError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Prediction
-from planner.ir.serialize import fingerprint
-from planner.search import Request, search
-from planner.search.candidates import Candidate, enumerate_candidates
-from planner.search.least import LeastMemory
+from planner.ir.plan import Plan, Prediction
+from planner.search import Request
 from planner.search.prices import Prices
-from planner.search.refusal import GIB, MemoryTooSmall, shortage
-from planner.search.solve import Fingerprints
+from planner.search.refusal import MemoryTooSmall, shortage, told
+from planner.trials import Trial, all_candidates, fewest_nodes, searched, try_change
 
-TRIED_S = 3.0
-"""Seconds of solving for one remedy."""
-EACH_S = 10.0
-"""Seconds for each kind of remedy."""
+ENOUGH_S = 6.0
+"""Seconds for all remedies, where the job's own time is over."""
 LARGER_BATCHES = (2, 4, 8)
 MOST_NODES = 64
 """So many times the cluster's nodes are tried at most."""
@@ -39,17 +36,20 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Remedy:
-    """A single change under which a plan was found. ``flags``: how the command line says it; ``note``: what else is known."""
+    """A single change under which a plan was found. ``flags``: how the command line says it; ``note``: what else is known;
+    ``searched``: the plan is the best that a search found, not only one that fits."""
 
     kind: str
     flags: str
     prediction: Prediction
     note: str = ""
+    searched: bool = False
 
     def __str__(self) -> str:
         words = {"constraint": "without", "batch": "with", "nodes": "with", "memory": "with"}[self.kind]
-        used = f"{self.prediction.step_s:.3g} s a step, {self.prediction.peak_memory_bytes / GIB:.2f} GiB"
-        return f"{words} {self.flags} ({used}{self.note})"
+        seconds = self.prediction.step_s
+        step = f"{'' if self.searched else 'at most '}{seconds:{'.3g' if seconds < 1000 else '.0f'}} s a step"
+        return f"{words} {self.flags} ({step}, {told(self.prediction.peak_memory_bytes)}{self.note})"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Explanation:
     """Why nothing fits. ``limit_bytes``: of one device; ``needed_bytes``: of the plan that needs the least;
     ``proven_bytes``: no plan needs less; ``conflict``: constraints that leave no plan on this cluster, none of which can be
     left out (empty: no plan fits even without any); ``smallest``: whether it is proven that no smaller set conflicts;
-    ``remedies``: cheapest first."""
+    ``remedies``: cheapest first; ``undecided``: changes that the time was too short to tell of."""
 
     shortage: str
     limit_bytes: int
@@ -66,191 +66,216 @@ class Explanation:
     conflict: tuple[str, ...]
     smallest: bool
     remedies: tuple[Remedy, ...]
+    undecided: tuple[str, ...] = ()
 
     @property
     def advice(self) -> str:
         """What would help, in a line."""
         proof = "" if self.smallest else " (fewer of them may)"
         head = f"these conflict with it{proof}: {' and '.join(self.conflict)}; " if self.conflict else ""
+        tail = f"; not found in the time given: {' or '.join(self.undecided)}" if self.undecided else ""
         if not self.remedies:
-            return f"{head}no single change that was tried makes a plan fit; try a smaller model, sequence or precision"
+            return f"{head}no single change that was tried makes a plan fit; try a smaller model, sequence or precision{tail}"
         others = f"; or {' or '.join(str(remedy) for remedy in self.remedies[1:])}" if self.remedies[1:] else ""
-        return f"{head}cheapest change that fits: {self.remedies[0]}{others}"
+        return f"{head}cheapest change that fits: {self.remedies[0]}{others}{tail}"
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change that is being tried. ``note`` of the plan found."""
+
+    kind: str
+    flags: str
+    cluster: Cluster
+    request: Request
+    trial: Trial
+    note: Callable[[Plan], str] = field(default=lambda plan: "")
+
+    def remedy(self) -> Remedy:
+        assert self.trial.found is not None
+        plan, prediction = self.trial.found
+        return Remedy(self.kind, self.flags, prediction, self.note(plan), self.trial.searched)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all remedies are about. ``prices``: what the search has priced."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    request: Request
+    resize: Resize
+    prices: Prices | None
+
+    def tried(self, cluster: Cluster, request: Request, deadline: float) -> Trial:
+        return try_change(self.graph, cluster, request, deadline, self.prices)
 
 
 def explain(
     refusal: MemoryTooSmall, graph: ModelGraph, cluster: Cluster, request: Request, progress: Progress,
-    resize: Resize = resized,
+    resize: Resize = resized, deadline: float = inf,
 ) -> Explanation | None:
-    """Find the conflict and the remedies; None where no candidate can be placed at all."""
+    """Find the conflict and the remedies; None where no candidate can be placed at all. ``deadline`` (time.perf_counter): of
+    the whole command; a few seconds more where it is over."""
     least = refusal.least
     if least is None:
         return None
     progress("nothing fits; trying what would")
-    limit = request.limited(cluster).chip.memory_bytes
-    conflict, smallest = _conflict(graph, cluster, request, time.perf_counter() + EACH_S)
-    found = _without(graph, cluster, request, conflict, time.perf_counter() + EACH_S)
-    found += _other_batch(graph, cluster, request, time.perf_counter() + EACH_S)
-    found += _more_nodes(graph, cluster, request, time.perf_counter() + EACH_S, resize)
-    found += _more_memory(graph, cluster, request, least.peak_bytes, time.perf_counter() + EACH_S)
+    begin = time.perf_counter()
+    deadline = begin + ENOUGH_S if deadline == inf else max(deadline, begin + ENOUGH_S)
+    job = _Job(graph, cluster, request, resize, refusal.prices)
+    conflict, smallest = _conflict(job, _share(deadline, 4))
+    changes: list[_Change] = []
+    undecided: list[str] = []
+    kinds = ((_without, "a constraint less", 3), (_batch, "a larger batch", 3), (_nodes, "more nodes", 2))
+    for find, name, parts in kinds:
+        found, known = find(job, conflict, _share(deadline, parts))
+        changes += found
+        undecided += [] if known else [name]
+    changes += _memory(job, refusal)
+    last = len(changes)
+    for at, change in enumerate(changes):
+        until = _share(deadline, last - at)
+        trial = searched(change.trial, graph, change.cluster, change.request, until, refusal.prices)
+        changes[at] = replace(change, trial=trial)
+    remedies = [change.remedy() for change in changes]
+    order = ("constraint", "batch", "nodes", "memory")
+    remedies.sort(key=lambda remedy: (order.index(remedy.kind), remedy.prediction.step_s))
     return Explanation(
-        shortage(least), limit, least.peak_bytes, least.bound_bytes, tuple(f"{flag_of(c)} {str(c)!r}" for c in conflict),
-        smallest, tuple(found),
+        shortage(least), request.limited(cluster).chip.memory_bytes, least.peak_bytes, least.bound_bytes,
+        tuple(f"{flag_of(c)} {str(c)!r}" for c in conflict), smallest, tuple(remedies), tuple(undecided),
     )
 
 
-def attempt(graph: ModelGraph, cluster: Cluster, request: Request, deadline: float) -> Prediction | None:
-    """What a search finds under a change; None where nothing fits or the time is over."""
-    left = deadline - time.perf_counter()
-    if left <= 0:
-        return None
-    try:
-        short = replace(request, time_limit_s=min(TRIED_S, left), gap=max(request.gap, 0.01))
-        return fitted(search, graph, cluster, short).prediction
-    except (NoPlanFits, PinError, ProfileError):
-        return None
+def _share(deadline: float, parts: int) -> float:
+    """When the next of so many parts of the time that is left has to end."""
+    now = time.perf_counter()
+    return now + max(0.0, deadline - now) / parts
 
 
-def fits_in(
-    graph: ModelGraph, cluster: Cluster, request: Request, deadline: float, prices: Prices | None = None
-) -> bool | None:
-    """Whether any plan fits, by the plan of least memory; None where the time was too short to tell. ``prices``: of the same
-    cluster and of these candidates at least."""
-    limited = request.limited(cluster)
-    try:
-        candidates = enumerate_candidates(graph, limited, request)
-    except PinError:
-        return False
-    names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
-    enough = limited.chip.memory_bytes
-    prices = Prices(graph, limited, request, candidates) if prices is None else prices
-    least = LeastMemory(graph, candidates, prices, limited, request, names, deadline, enough=enough).run()
-    if least is None:
-        return False
-    return True if least.peak_bytes <= enough else False if least.bound_bytes > enough else None
+_Found = tuple[list[_Change], bool]
+"""Changes that fit, and whether it is known that no other of the kind does (or that one is found)."""
 
 
-def _without(
-    graph: ModelGraph, cluster: Cluster, request: Request, conflict: Sequence[Limit], deadline: float
-) -> list[Remedy]:
-    """Each constraint of the conflict left out by itself (without any other the conflict stays); the quickest plan first."""
-    found = []
-    for limit in conflict:
-        changed = replace(request, constraints=request.constraints.without(limit))
-        if fits_in(graph, cluster, changed, deadline) is False:
-            continue
-        prediction = attempt(graph, cluster, changed, max(deadline, time.perf_counter() + TRIED_S))
-        if prediction is not None:
-            found.append(Remedy("constraint", f"{flag_of(limit)} {str(limit)!r}", prediction))
-    return sorted(found, key=lambda remedy: remedy.prediction.step_s)
+def _without(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
+    """Each constraint of the conflict left out by itself (without any other the conflict stays)."""
+    found, known = [], True
+    for at, limit in enumerate(conflict):
+        changed = replace(job.request, constraints=job.request.constraints.without(limit))
+        trial = job.tried(job.cluster, changed, _share(deadline, len(conflict) - at))
+        known = known and (trial.fits or trial.excluded)
+        if trial.fits:
+            flags = f"{flag_of(limit)} {str(limit)!r}"
+            found.append(_Change("constraint", flags, job.cluster, changed, trial, _taken(limit)))
+    return found, known or bool(found)
 
 
-def _other_batch(graph: ModelGraph, cluster: Cluster, request: Request, deadline: float) -> Iterator[Remedy]:
+def _taken(limit: Limit) -> Callable[[Plan], str]:
+    """What the plan that was found takes instead."""
+    if not isinstance(limit, Condition):
+        return lambda plan: ""
+    return lambda plan: f"; {limit.name}: {decisions_of(plan).get(limit.name, '?')}"
+
+
+def _batch(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     """A batch that the devices divide, or a larger one: more ways to part it, and micro-batches enough for a pipeline."""
-    whole = lcm(request.batch, cluster.devices)
-    larger = sorted({whole, *(factor * request.batch for factor in LARGER_BATCHES)} - {request.batch})
-    for batch in larger:
-        if batch > LARGER_BATCHES[-1] * request.batch:
-            continue
-        changed = replace(request, batch=batch)
-        if fits_in(graph, cluster, changed, deadline) is not True:
-            continue
-        prediction = attempt(graph, cluster, changed, max(deadline, time.perf_counter() + TRIED_S))
-        if prediction is not None:
-            yield Remedy("batch", f"--batch {batch}", prediction)
-            return
+    batch, known = job.request.batch, True
+    larger = sorted({lcm(batch, job.cluster.devices), *(factor * batch for factor in LARGER_BATCHES)} - {batch})
+    larger = [size for size in larger if size <= LARGER_BATCHES[-1] * batch]
+    for at, size in enumerate(larger):
+        changed = replace(job.request, batch=size)
+        trial = job.tried(job.cluster, changed, _share(deadline, len(larger) - at))
+        if trial.fits:
+            return [_Change("batch", f"--batch {size}", job.cluster, changed, trial)], True
+        known = known and trial.excluded
+    return [], known
 
 
-def _more_nodes(
-    graph: ModelGraph, cluster: Cluster, request: Request, deadline: float, resize: Resize
-) -> Iterator[Remedy]:
-    """The fewest nodes, by doubling and bisection over node counts that leave candidates."""
-    def fits(nodes: int) -> bool:
-        try:
-            return fits_in(graph, resize(cluster, nodes, cluster.devices_per_node), request, deadline) is True
-        except ProfileError:
-            return False
-
+def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
+    """The fewest nodes, by doubling the distance and bisection over node counts that leave candidates. Fewer than hold the
+    state once are passed over without a look."""
+    graph, cluster, request = job.graph, job.cluster, job.request
     widest = cluster.levels[0].size if not request.constraints.on("tensor") else cluster.devices
     most = min(MOST_NODES * cluster.nodes, request.batch * len(graph.blocks) * widest // cluster.devices_per_node)
-    counts = [count for count in range(cluster.nodes + 1, most + 1) if _has_mesh(graph, cluster, count, request, widest)]
-    too_few, enough, step = -1, None, 0
-    while counts and enough is None and time.perf_counter() < deadline:
-        if fits(counts[step]):
-            enough = step
-        elif step == len(counts) - 1:
-            return
+    below, proven = max(cluster.nodes, fewest_nodes(graph, cluster, request) - 1), True
+    reach, known = below + 1, True
+    fits: tuple[int, Cluster, Trial] | None = None
+    while fits is None or fits[0] - below > 1:
+        if fits is None:
+            count = _next_mesh(job, reach, most, widest)
         else:
-            too_few, step = step, min(2 * step + 1, len(counts) - 1)
-    while enough is not None and enough - too_few > 1 and time.perf_counter() < deadline:
-        middle = (enough + too_few) // 2
-        too_few, enough = (too_few, middle) if fits(counts[middle]) else (middle, enough)
-    if enough is None:
-        return
-    larger = resize(cluster, counts[enough], cluster.devices_per_node)
-    prediction = attempt(graph, larger, request, max(deadline, time.perf_counter() + TRIED_S))
-    if prediction is not None:
-        less = counts[too_few] if too_few >= 0 else cluster.nodes
-        yield Remedy("nodes", f"{counts[enough]} nodes", prediction, f"; {less} {'is' if less == 1 else 'are'} too few")
+            middle = (below + fits[0]) // 2
+            count = _next_mesh(job, middle, fits[0] - 1, widest) or _next_mesh(job, below + 1, middle - 1, widest)
+        if count is None or time.perf_counter() >= deadline:
+            known = known and count is None
+            break
+        try:
+            larger = job.resize(cluster, count, cluster.devices_per_node)
+        except ProfileError:
+            return [], True
+        trial = job.tried(larger, request, _share(deadline, 3))
+        if trial.fits:
+            fits = count, larger, trial
+        else:
+            below, proven, reach = count, trial.excluded, 2 * count - cluster.nodes
+            known = known and proven
+    if fits is None:
+        return [], known
+    count, larger, trial = fits
+    fewest = f"; {below} {'is' if below == 1 else 'are'} too few" if proven and known else "; fewer may do"
+    return [_Change("nodes", f"{count} nodes", larger, request, trial, lambda plan: fewest)], True
 
 
-def _has_mesh(graph: ModelGraph, cluster: Cluster, nodes: int, request: Request, widest: int) -> bool:
-    """Whether any mesh of so many nodes divides the batch and keeps to the constraints on its degrees."""
-    devices, admits = nodes * cluster.devices_per_node, request.constraints.admits
-    for pipeline in range(1, min(len(graph.blocks), devices) + 1):
+def _next_mesh(job: _Job, first: int, last: int, widest: int) -> int | None:
+    """The fewest nodes from ``first`` on with any mesh that divides the batch and keeps to the constraints on its degrees."""
+    per_node = job.cluster.devices_per_node
+    return next((count for count in range(first, last + 1) if _has_mesh(job, count * per_node, widest)), None)
+
+
+def _has_mesh(job: _Job, devices: int, widest: int) -> bool:
+    admits, batch = job.request.constraints.admits, job.request.batch
+    for pipeline in range(1, min(len(job.graph.blocks), devices) + 1):
         if devices % pipeline or not admits("pipeline", pipeline):
             continue
         for tensor in range(1, widest + 1):
             data, left = divmod(devices // pipeline, tensor)
-            if not left and data and request.batch % data == 0 and admits("tensor", tensor) and admits("data", data):
+            if not left and data and batch % data == 0 and admits("tensor", tensor) and admits("data", data):
                 return True
     return False
 
 
-def _more_memory(
-    graph: ModelGraph, cluster: Cluster, request: Request, needed: int, deadline: float
-) -> Iterator[Remedy]:
-    """Devices with as much memory as the plan of least memory needs."""
-    free = cluster.chip.memory_bytes - request.limited(cluster).chip.memory_bytes
-    larger = replace(cluster, chip=replace(cluster.chip, memory_bytes=needed + free))
-    if request.constraints.headroom is not None and request.constraints.headroom.part:
-        part = request.constraints.headroom.part
-        larger = replace(cluster, chip=replace(cluster.chip, memory_bytes=round(needed / (1 - part)) + 2))
-    prediction = attempt(graph, larger, request, max(deadline, time.perf_counter() + TRIED_S))
-    if prediction is not None:
-        size = larger.chip.memory_bytes
-        yield Remedy("memory", f"devices of {size / GIB:.2f} GiB ({size - cluster.chip.memory_bytes} bytes more)", prediction)
+def _memory(job: _Job, refusal: MemoryTooSmall) -> list[_Change]:
+    """Devices with as much memory as the plan of least memory needs, which is that plan's own proof."""
+    least = refusal.least
+    assert least is not None
+    cluster, request = job.cluster, job.request
+    seen = replayed(least.prediction, least.plan, job.graph, cluster)
+    needed = max(least.peak_bytes, seen.peak_memory_bytes)
+    head = request.constraints.headroom
+    size = needed + cluster.chip.memory_bytes - request.limited(cluster).chip.memory_bytes
+    if head is not None and head.part:
+        size = round(needed / (1 - head.part)) + 2
+    larger = replace(cluster, chip=replace(cluster.chip, memory_bytes=size))
+    flags = f"devices of {told(size)} ({size - cluster.chip.memory_bytes} bytes more)"
+    return [_Change("memory", flags, larger, request, Trial((least.plan, seen)))]
 
 
-def _conflict(
-    graph: ModelGraph, cluster: Cluster, request: Request, deadline: float
-) -> tuple[tuple[Limit, ...], bool]:
+def _conflict(job: _Job, deadline: float) -> tuple[tuple[Limit, ...], bool]:
     """The smallest set of constraints that conflicts with the memory of the cluster, and whether all was tried in time."""
-    in_time, free = True, replace(request, constraints=Constraints())
-    prices = Prices(graph, cluster, free, _all_candidates(graph, cluster, request))
+    limits = job.request.constraints.limits
+    if not limits:
+        return (), True
+    in_time, free = True, replace(job.request, constraints=Constraints())
+    prices = Prices(job.graph, job.cluster, free, all_candidates(job.graph, job.cluster, job.request), known=job.prices)
 
-    def possible(limits: tuple[Limit, ...]) -> bool:
+    def possible(chosen: tuple[Limit, ...]) -> bool:
         nonlocal in_time
-        if time.perf_counter() > deadline:
-            in_time = False
-            return True
-        known = fits_in(graph, cluster, replace(request, constraints=Constraints.of(limits)), deadline, prices)
-        in_time = in_time and known is not None
-        return known is not False
+        changed = replace(job.request, constraints=Constraints.of(chosen))
+        trial = try_change(job.graph, job.cluster, changed, deadline, prices)
+        in_time = in_time and (trial.fits or trial.excluded)
+        return not trial.excluded
 
-    conflict = smallest_conflict(request.constraints.limits, possible) if request.constraints.limits else ()
-    return conflict, in_time
-
-
-def _all_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:
-    """Those that are left without any constraint, and those under all of them (which may speak of more degrees)."""
-    found = []
-    for constraints in (Constraints(), request.constraints):
-        try:
-            found += enumerate_candidates(graph, cluster, replace(request, constraints=constraints))
-        except PinError:
-            continue
-    return list(dict.fromkeys(found))
+    return smallest_conflict(limits, possible), in_time
 
 
 def retold(explanation: Explanation | None, refusal: MemoryTooSmall) -> NoPlanFits:
@@ -263,7 +288,7 @@ def retold(explanation: Explanation | None, refusal: MemoryTooSmall) -> NoPlanFi
 def words_of(explanations: Sequence[Remedy]) -> list[dict[str, object]]:
     """Remedies for JSON."""
     return [
-        {"change": remedy.kind, "flags": remedy.flags, "step_s": remedy.prediction.step_s,
+        {"change": remedy.kind, "flags": remedy.flags, "step_s": remedy.prediction.step_s, "searched": remedy.searched,
          "peak_memory_bytes": remedy.prediction.peak_memory_bytes}
         for remedy in explanations
     ]

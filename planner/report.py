@@ -13,7 +13,7 @@ from planner.search import SearchResult
 
 
 def report(bundle: Bundle, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Seconds, bytes and FLOP/s. ``seconds``: where the command's time went (trace, cost, solve, total)."""
+    """Seconds, bytes and FLOP/s. ``seconds``: where the command's time went; its parts add up to ``total``."""
     plan, prediction, certificate = bundle.plan, bundle.prediction, bundle.certificate
     return {
         "model": {"name": plan.model, "parameters": bundle.graph.parameter_count, "fingerprint": plan.model_fingerprint},

@@ -5,8 +5,9 @@ Each answer is a plan of its own, found by the same search under a changed job a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from planner.clusters import resized
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_texts
+from planner.decisions import decisions_of, largest_rank
 from planner.evaluate import evaluate_plan
 from planner.fitting import fitted
 from planner.ir.errors import NoPlanFits, PinError, ProfileError
 from planner.ir.plan import Plan, Prediction, StageMemory
 from planner.remedies import Explanation, explain
-from planner.search import Request, SearchResult, search
+from planner.search import Request, SearchResult
+from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall
 
 if TYPE_CHECKING:
@@ -87,28 +90,6 @@ class Gain:
     refusal: str = ""
 
 
-def largest_rank(prediction: Prediction) -> StageMemory:
-    return max(prediction.stages, key=lambda stage: stage.memory.total).memory
-
-
-def decisions_of(plan: Plan) -> dict[str, str]:
-    """A plan's decisions as a reader compares them."""
-    layers = [decision for stage in plan.stages for decision in stage.decisions]
-    parallel = any(p.inputs and p.inputs[0].state == "shard" for p in plan.placements.values())
-    return {
-        **{axis: str(degree) for axis, degree in asdict(plan.mesh).items()},
-        "microbatch": str(plan.batch.micro), "accumulation": str(plan.batch.accumulation), "schedule": plan.schedule.name,
-        "virtual": str(plan.schedule.virtual), "zero_group": str(plan.zero_group),
-        "sequence_parallel": str(parallel).lower(), "zero": _counted(Counter(str(layer.zero) for layer in layers)),
-        "recompute": _counted(Counter(layer.recompute for layer in layers)),
-        "stages": ", ".join(str(stage.last - stage.first) for stage in plan.stages),
-    }
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
-
-
 def request_of(bundle: Bundle, *, gap: float, time_limit_s: float | None) -> Request:
     """The job that a plan was made for, as its files have it."""
     plan = bundle.plan
@@ -122,23 +103,27 @@ def ask(bundle: Bundle, asked: Constraints, request: Request, progress: Progress
     check_contradictions(constraints)
     before = (bundle.plan, bundle.prediction)
     changed = replace(request, constraints=constraints)
+    deadline = time.perf_counter() + (math.inf if request.time_limit_s is None else request.time_limit_s)
     try:
-        return Answer(asked, before, fitted(search, bundle.graph, bundle.cluster, changed))
+        return Answer(asked, before, fitted(bundle.graph, bundle.cluster, changed))
     except MemoryTooSmall as refusal:
-        explanation = explain(refusal, bundle.graph, bundle.cluster, changed, progress)
+        explanation = explain(refusal, bundle.graph, bundle.cluster, changed, progress, deadline=deadline)
         said = str(refusal) if explanation is None else f"{explanation.shortage}; {explanation.advice}"
         return Answer(asked, before, None, explanation, said)
 
 
 def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Gain]:
     """The job as it is, then with one more GB on every device, each level's network twice as quick, one more node."""
+    known: Prices | None = None
     for change, larger in _larger(bundle.cluster):
         progress(f"solving: {change}")
         if isinstance(larger, str):
             yield Gain(change, None, larger)
             continue
         try:
-            yield Gain(change, _at_least(bundle, larger, fitted(search, bundle.graph, larger, request)))
+            result = fitted(bundle.graph, larger, request, known=known)
+            known = result.prices if known is None else known
+            yield Gain(change, _at_least(bundle, larger, result))
         except (NoPlanFits, PinError) as refusal:
             yield Gain(change, None, str(refusal))
 

@@ -80,10 +80,6 @@ class Block(nn.Module):
         for path, key in self.constant_keys.items():
             self.get_buffer(path).copy_(self._constants[key])
 
-    def fqn_of(self, path: str) -> str:
-        """The user's name of the parameter under ``path``."""
-        return self.declarations[path].fqn
-
     def entries(self) -> Iterator[tuple[Declaration, nn.Parameter]]:
         """Every declared parameter as it is now (sharded after ZeRO is applied), with what is known of it."""
         for path, declaration in self.declarations.items():

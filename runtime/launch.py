@@ -6,6 +6,7 @@ The only module that reads the environment (torchrun's RANK, WORLD_SIZE, LOCAL_R
 from __future__ import annotations
 
 import argparse
+import atexit
 import math
 import os
 import sys
@@ -180,7 +181,8 @@ def _lay(device: torch.device, pipeline: int, data: int, tensor: int, zero_group
 def main_guard(main: Callable[[], None]) -> None:
     """Run ``main``; wrong input becomes one line from rank 0 and exit code 2 on every rank, without a traceback.
 
-    Such an error must be found by all ranks alike, or by one before the others wait for it.
+    Such an error must be found by all ranks alike, or by one before the others wait for it. Under torchrun the process
+    ends here; without (in a notebook) a run that succeeds returns.
     """
     try:
         main()
@@ -196,8 +198,9 @@ def main_guard(main: Callable[[], None]) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once: a thread of gloo's that lets go of its last tensor while Python shuts down asks for a lock
-    that is gone, and aborts a run that has succeeded."""
+    """End the process without taking Python down: a thread of gloo's that lets go of its last tensor meanwhile asks for a
+    lock that is gone, and aborts a run that has succeeded. What was registered to run at exit runs."""
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -133,11 +133,6 @@ def reduce_over_world(values: Sequence[Tensor]) -> list[float]:
     return [float(value) for value in together.tolist()]
 
 
-def global_norm(parameters: Sequence[Held], device: torch.device) -> float:
-    """The norm of all gradients of the model, one all-reduce over the world."""
-    return math.sqrt(reduce_over_world([squared_norm(parameters, device)])[0])
-
-
 def clip_factor(norm: float, largest: float) -> float:
     """What gradients of ``norm`` are multiplied by to stay within ``largest`` (0: no limit); as torch has it."""
     return min(1.0, largest / (norm + 1e-6)) if largest > 0 else 1.0

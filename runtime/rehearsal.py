@@ -162,11 +162,13 @@ class Rehearsal(ExitStack):
         return "gpipe" if name == "1f1b" and count < self.train.MESH["pipeline"] else name
 
     def _hush(self, schedule: Any) -> None:
-        """A new schedule's first step makes itself known to its neighbours; that is no part of other steps."""
+        """A new schedule's first step makes itself known to its neighbours, which is no part of other steps, and makes the
+        receive buffers (those between stages of this rank are replaced by what the stages hand over)."""
         for name in ("_initialize_stage", "_initialize_stages"):
             begin = getattr(schedule, name, None)
             if begin is not None:
                 setattr(schedule, name, partial(self.traffic.uncounted, begin))
+                watch(schedule, name, self.log, "buffers")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from .dropout import DropoutStream
+from .receives import slots_in_order, slots_of_single
 from .zero import BATCH, Microbatching, ZeroStage
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
@@ -32,11 +33,6 @@ def stages_of_rank(name: ScheduleName, pipeline: int, rank: int, virtual: int) -
     return tuple(range(rank, pipeline * virtual, pipeline))
 
 
-def in_flight(name: ScheduleName, stage: int, stages: int, microbatches: int) -> int:
-    """Micro-batches whose forward a stage has done and whose backward not, at most, under gpipe or 1f1b."""
-    return microbatches if name == "gpipe" else min(stages - stage, microbatches)
-
-
 class _Scale:
     """What the loss sum is multiplied by before its backward pass: set anew every step."""
 
@@ -56,14 +52,27 @@ class PipelineRunner:
         self.split_backward = name in SPLIT_BACKWARD
         for stage in stages:
             stage.split_backward = self.split_backward
-        if name in SINGLE:
-            stages[0].gradient_slots = 2
-            stages[0].forward_slots = in_flight(name, stages[0].stage_index, stages[0].num_stages, microbatches) + 1
         arguments: dict[str, Any] = {"loss_fn": self._scale, "scale_grads": False}
         if name in SINGLE:
             self.schedule: Any = SINGLE[name](stages[0], microbatches, **arguments)
         else:
             self.schedule = MULTIPLE[name](list(stages), microbatches, **arguments)
+        self._take_in_turns(name)
+
+    def _take_in_turns(self, name: ScheduleName) -> None:
+        """Tell the stages how many receive buffers they need (:mod:`runtime.receives`). A stage to which no gradient comes back
+        cannot know when what it passes on has left, and one whose next is on the same rank not when that is done with it."""
+        schedule, count, own = self.schedule, self.microbatches, [stage.stage_index for stage in self.stages]
+        for stage in self.stages:
+            index = stage.stage_index
+            if name in SINGLE:
+                slots = slots_of_single(name, index, stage.num_stages, count)
+            else:
+                order, rank = schedule.pipeline_order_with_comms[schedule.rank], schedule.rank
+                slots = slots_in_order(order, name, stage.num_stages // len(own), rank, index, count)
+                if not stage.answered or index + 1 in own:
+                    slots = count, slots[1]
+            stage.forward_slots, stage.gradient_slots = slots
 
     def step(self, batch: Mapping[str, Tensor], scale: Tensor | float, streams: Streams | None) -> Tensor:
         """See :func:`run_step`."""

@@ -147,9 +147,10 @@ class ZeroStage(PipelineStage):
     """A pipeline stage whose blocks follow their ZeRO stages in every micro-batch.
 
     torch's own stage accumulates whole gradients and reduces them once whatever the blocks were given; this one reduces
-    ZeRO-2 and ZeRO-3 blocks' after every backward pass. ``receives`` and ``sends``: the activations of one micro-batch
-    at the stage's edges (meta tensors, ``requires_grad`` set where a gradient flows back), none at the ends of the
-    chain.
+    ZeRO-2 and ZeRO-3 blocks' after every backward pass. It takes as many receive buffers in turns as it is told, where torch
+    has one for every micro-batch. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
+    ``receives`` and ``sends``: the activations of one micro-batch at the stage's edges (meta tensors, ``requires_grad`` set
+    where a gradient flows back), none at the ends of the chain.
     """
 
     def __init__(
@@ -165,6 +166,9 @@ class ZeroStage(PipelineStage):
             output_args=tuple(sends) if index < count - 1 else (loss,), group=group,
         )
         self.split_backward = False
+        self._sent_back = [tensor.requires_grad for tensor in receives]
+        self._sent_here = [tensor.requires_grad for tensor in sends]
+        self.answered = index == count - 1 or any(self._sent_here)
         self.forward_slots: int | None = None
         self.gradient_slots: int | None = None
         self.loss_sums: list[Tensor] = []
@@ -179,6 +183,18 @@ class ZeroStage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """torch's, without what a V schedule's rank would send to itself: gloo cannot (torch 2.11 tries)."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
+    def _create_grad_send_info(self, args_recv_info: tuple[Any, ...]) -> list[int | None]:
+        """torch's, without the inputs that have no gradient: torch before 2.13 refuses to send none."""
+        made = super()._create_grad_send_info(args_recv_info)
+        return [stage if wanted else None for stage, wanted in zip(made, self._sent_back, strict=True)]
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """torch's, without the outputs that get no gradient: torch 2.11 waits for them too."""
+        if self.is_last or not self.has_backward:
+            return []
+        infos = zip(self.grad_recv_info[bwd_chunk_id], self._sent_here, strict=True)
+        return self._get_recv_ops(tuple(info for info, wanted in infos if wanted))
 
     def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, which makes a receive buffer for every micro-batch, with ``forward_slots`` buffers taken in turns."""
@@ -223,8 +239,20 @@ class ZeroStage(PipelineStage):
         inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the dropout stream
         if backward_type == "input":
             self.control.hold()
-            return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
+            made, groups = stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
+            for value in inputs:
+                value.grad = None  # torch would add the next gradient of the same buffer to it
+            return _apart(made, gradients), groups
         self._finished += 1
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
-        return stage_backward(outputs, gradients, inputs), None
+        return _apart(stage_backward(outputs, gradients, inputs), gradients), None
+
+
+def _apart(made: Sequence[Tensor | None], received: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
+    """The gradients that were made, none in the memory of one that was received: that of a value which is only passed on would
+    be, and it may be on its way when the buffer is written again."""
+    buffers = {tensor.untyped_storage()._cdata for tensor in received or () if tensor is not None}
+    return tuple(
+        tensor.clone() if tensor is not None and tensor.untyped_storage()._cdata in buffers else tensor for tensor in made
+    )

@@ -1,8 +1,13 @@
-"""The flag that rewrites golden programs."""
+"""The flag that rewrites golden programs, and the processes that all tests of a session share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.matrix.workers import Workers
+from tests.rehearse.server import Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,3 +19,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden programs are to be rewritten."""
     return bool(request.config.getoption("--update-golden", default=False))
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    """Eight processes that run emitted programs, each started when a program first needs it."""
+    group = Workers(8)
+    yield group
+    group.stop()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The one process that rehearses emitted programs."""
+    running = Server()
+    yield running
+    running.stop()

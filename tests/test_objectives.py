@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.contract import check_contract
 from tests.commands import SMALL, run
-from tests.test_cli import check_contract
 
 PLAN = ("plan", *SMALL, "--batch", 16, "--gap", 0.05, "--time-limit", 4, "--json")
 ON = ("--cluster", "local-cpu:1x4")
@@ -32,6 +32,16 @@ def test_the_best_plans_differ_and_are_in_order(tmp_path: Path) -> None:
         assert Path(other["path"]) == tmp_path / f"plan.{rank}.yaml"
         check = run("check", other["path"], "--json")
         assert check.code == 0 and check.json["predicted"]["step_s"] == other["predicted"]["step_s"]
+
+
+@pytest.mark.slow
+def test_what_only_looks_different_is_one_plan(tmp_path: Path) -> None:
+    """Without ZeRO a ZeRO group is nothing, and gpipe is 1f1b with one micro-batch."""
+    pins = ("zero=0", "zero_group in [1,2]", "pipeline=2", "data=2", "tensor=1", "microbatch=8", "recompute=none",
+            "schedule in [gpipe,1f1b]")
+    same = [part for pin in pins for part in ("--pin", pin)]
+    report = run(*PLAN, *ON, *same, "--top", 3, "-o", tmp_path / "plan.yaml").json
+    assert report["objective"]["complete"] and "alternatives" not in report
 
 
 @pytest.mark.slow

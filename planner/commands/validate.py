@@ -78,7 +78,8 @@ def _fitted(prepared: Prepared, rows: Sequence[Row]) -> Prepared:
     # A chip without scored rows is fitted to what there is of it.
     chosen = [
         item for item in prepared.rows
-        if item.row.row_id in scored or (item.row.chip not in scored.values() and item.row.trust in TRUSTED)
+        if item.row.row_id in scored
+        or (item.row.chip not in scored.values() and item.row.trust in TRUSTED and item.row.configured)
     ]
     found = fit(chosen, say=say)
     changed = write_fit(found)

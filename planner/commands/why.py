@@ -125,7 +125,7 @@ def _gains_text(gains: tuple[Gain, ...]) -> str:
 def _plan_json(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from planner.why import decisions_of, largest_rank
+    from planner.decisions import decisions_of, largest_rank
 
     memory = largest_rank(prediction)
     return {

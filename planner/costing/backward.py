@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.costing.primitives import PASS
+from planner.costing.primitives import PASS, Reads
 from planner.costing.storages import ACTIVATIONS, GRADIENTS, Environment, Heap, Kept, Storage
 
 if TYPE_CHECKING:
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class Backward:
-    """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to."""
+    """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to;
+    ``again``: what was made again, by the node that asks for it and then lets it go (torch/utils/checkpoint.py,
+    ``unpack_hook``)."""
 
     def __init__(
         self, block: BlockPasses, heap: Heap, kept: Kept, present: set[str], kind: Kind, waits: frozenset[str],
@@ -25,6 +27,7 @@ class Backward:
         self.waiting: dict[int, list[Storage]] = {}
         self.trained = {v.name for v in block.local.body.parameters if v.differentiable}
         self.repeated: set[range] = set()
+        self.again = Kept()
 
     def all(self) -> None:
         """Every node, last to first."""
@@ -43,18 +46,14 @@ class Backward:
         if not incoming:
             return
         run = self.block.region_of.get(at)
-        if run is not None and run not in self.repeated and (primitive.keeps or primitive.keeps_extra):
+        if run is not None and run not in self.repeated and self.block.keeps_anything(at):
             self._recompute(run)
-        made = []
-        for value, size in primitive.reads:
-            if size is None or (self.split and self._derived(at, value)):
-                continue
-            if size == PASS:
-                incoming[0].references += 1
-                made.append((value, incoming[0]))
-            else:
-                made.append((value, self.heap.make(size, self._kind(value))))
+        early = len(primitive.reads) - primitive.late
+        made = self._gradients(at, primitive.reads[:early], incoming[0])
         self.heap.passing(primitive.backward_scratch)
+        for storage in self.again.pop(at, ()):
+            self.heap.drop(storage)
+        made += self._gradients(at, primitive.reads[early:], incoming[0])
         if self.split and at in self.block.joins:
             for storage in incoming:
                 storage.references += 1
@@ -65,6 +64,19 @@ class Backward:
             self._let_go(at)
         for value, storage in made:
             self._deliver(value, storage)
+
+    def _gradients(self, at: int, reads: Reads, incoming: Storage) -> list[tuple[str, Storage]]:
+        """A node's gradients of what it read, by value."""
+        made = []
+        for value, size in reads:
+            if size is None or (self.split and self._derived(at, value)):
+                continue
+            if size == PASS:
+                incoming.references += 1
+                made.append((value, incoming))
+            else:
+                made.append((value, self.heap.make(size, self._kind(value))))
+        return made
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made."""
@@ -130,8 +142,7 @@ class Backward:
             if keeping and at >= keeping[-1] + block.keeps_results(keeping[-1]):
                 break
             block.run(self.heap, environment, at, kept)
-        for at, storages in kept.items():
-            self.kept[at] = [*storages, *self.kept.get(at, ())]
+        self.again |= kept
         block.release(self.heap, environment, list(environment.variables))
 
     def weights(self) -> None:

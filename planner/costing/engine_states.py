@@ -5,7 +5,8 @@ Working parameters in the job's half precision, gradients in one contiguous buff
 over the shard group from ZeRO 1 on, masters and two moments in float32 (Megatron-LM, megatron/model/distributed.py and
 optimizer/distrib_optimizer.py: 2 + 4 + 12 / d bytes an element under bfloat16; DeepSpeed, runtime/zero/stage_1_and_2.py:
 2 + 2 + 12 / d under float16; runtime/bf16_optimizer.py: 2 + 2 + 4 + 12 / d). ZeRO 2 divides the gradients too, ZeRO 3 the
-parameters, of which two blocks are gathered at a time.
+parameters, of which two blocks are gathered at a time; a partitioner that gathers each parameter before the product that
+reads it holds two of those (Xu et al. 2021, GSPMD: an operator whose operand is sharded gets an all-gather of its own).
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def flat_state(
         optimizer_bytes=MOMENTS * master * shard,
         gather_bytes=working * round(min(elements, engine.gathered / 2 or elements)) if zero == 3 else 0,
     )
+
+
+def gathered_one_by_one(state: StateCost, largest: int, zero: int, precision: Precision) -> StateCost:
+    """``state`` where parameters are gathered one at a time, of ``largest`` elements at the most. Two are held."""
+    return replace(state, gather_bytes=WORKING_BYTES[precision] * largest) if zero == 3 else state
 
 
 def held_gradient(precision: Precision, engine: Engine) -> float:

@@ -22,6 +22,9 @@ _CHAINED = frozenset({
 })
 _PARTED = frozenset({"split", "split_with_sizes", "chunk"})
 _OPERATORS = frozenset({"add", "sub", "mul", "div", "matmul", "mm", "neg"})
+_BARE = frozenset({"normalized_shape"})
+_UNSAID = frozenset({"cudnn_enable", "cudnn_enabled"})
+_DEFAULTS = frozenset({("layer_norm", "eps", 1e-5)})
 
 
 def named_values(local: LocalBody) -> frozenset[str]:
@@ -52,8 +55,10 @@ def _length(step: Step, lengths: Mapping[str, int]) -> int:
     if base in _OPERATORS:
         return sum(operands) + 3 * (len(operands) - 1) + (0 if len(operands) > 1 else 5)
     literals = [
-        len(name) + len(str(value)) + 3 for name, value in step.node.arguments
+        (0 if name in _BARE or base in VIEW_FAMILY else len(name) + 1) + len(str(value)) + 2
+        for name, value in step.node.arguments
         if not isinstance(value, Ref) and value not in (None, False, ()) and not _refers(value)
+        and name not in _UNSAID and (base, name, value) not in _DEFAULTS
     ]
     prefix = 1 if base in VIEW_FAMILY else 2
     return prefix + len(base) + 2 + sum(operands) + 2 * max(len(operands) - 1, 0) + sum(literals)

@@ -12,7 +12,7 @@ from cost_models.memory import shard_elements
 from hardware_profiles import Cluster, Engine
 from planner.costing.activations import context_bytes
 from planner.costing.blocks import price_block, whole_seconds
-from planner.costing.engine_states import flat_state
+from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.exchanges import expert_parameters
 from planner.costing.measured import BlockWork, measure_block, measure_whole
 from planner.costing.operations import Operation
@@ -201,17 +201,20 @@ def _state_cost(
     """``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to whole
     shards; the sum over the tensor axis is of shards."""
     group = min(zero_group, mesh.data) if zero else 1
-    elements = shard = partial = 0
+    elements = shard = partial = largest = 0
     for value, placed in parameters:
         if value.differentiable:
             sizes = local_type(value.type, placed, degree).sizes(1)
             elements += prod(sizes)
+            largest = max(largest, prod(sizes))
             shard += shard_elements(sizes, group)
             partial += shard_elements(sizes, group) if placed.state == "shared" else 0
     state = cost_state(
         elements, zero, cluster, mesh, precision, zero_group, shard=shard, partial_elements=partial,
         accumulation=accumulation, resident=resident, engine=engine,
     )
+    if engine.gathers == "parameters":
+        return gathered_one_by_one(state, largest, zero, precision)
     return flat_state(state, elements, group, zero, precision, engine) if engine.keeps == "fused" else state
 
 

@@ -10,6 +10,14 @@ it started from, not what it made on the way, so a storage that cheap work made 
 - ``compiled``: what products read is made again too (torch's min-cut partitioner, torch/_functorch/partitioners.py; XLA's
   rematerialisation), and masks are drawn again.
 
+Products in a narrower dtype keep what they read in that dtype, beside whatever else keeps it (Transformer Engine,
+transformer_engine/pytorch/module/linear.py: ``ctx.save_for_backward`` of the quantised input; four-bit blocks of 16 elements
+have a scale of a byte each).
+
+Selective recomputation of every other product (``alternate``) keeps, of a block, its inputs, what attention gives, what every
+other product gives and what a reduce-scatter gives; all else runs again (torchtitan, distributed/activation_checkpoint.py:
+``_get_default_save_ops`` and the count of products in ``SelectiveAC``).
+
 Unfused attention keeps the softmax and, under dropout, its mask and result: 5 bytes a pair of half precision (Korthikanti et
 al. 2022, equation 1), 2 without dropout.
 """
@@ -24,9 +32,12 @@ from hardware_profiles import Engine
 from planner.costing.local import LocalBody, Step
 from planner.ir.costed import Recompute
 from planner.ir.regions import recompute_region
+from planner.ir.types import DTYPE_BYTES
 from planner.ops.families import ATTENTION, GEMMS
 
 _LOSS = "cross_entropy_loss"
+_NARROW_BYTES = {"float8": 1.0, "float4": 0.5 + 1 / 16}
+"""Of an element that a product keeps, its share of a block's scale included."""
 _PAIR_BYTES, _DROPPED_PAIR_BYTES = 2, 5
 
 
@@ -43,9 +54,12 @@ class Keeping:
         if recompute == "full":
             kept = {value.name for value in local.body.inputs}
             return sum(local.storage_bytes(root) for root in kept - self._apart)
+        if recompute == "selective" and self.engine.selective == "alternate":
+            return self._alternate_bytes()
         region = set(recompute_region(local.body)) if recompute == "selective" else set()
         inside = {value for step in local.steps if step.node and step.node.name in region for value in step.outputs}
         roots: set[str] = set()
+        cast: set[str] = set()
         extra = 0
         for step in local.steps:
             if step.node is not None and step.node.name in region:
@@ -53,9 +67,56 @@ class Keeping:
                 roots |= self._sources(outside)
                 continue
             given = self.engine.keeps == "fused" and step.node is not None and not _cheap(step)
-            roots |= self._given(step) if given else self._sources(self._read(step))
+            kept = self._given(step) if given else self._sources(self._read(step))
+            if given and self._narrow_bytes and _weighted(local, step):
+                cast |= kept
+            else:
+                roots |= kept
             extra += self._extra_bytes(step)
+        extra += round(sum(self._narrow_bytes * self._elements(root) for root in cast - self._apart))
         return extra + sum(local.storage_bytes(root) for root in roots - self._apart)
+
+    def _alternate_bytes(self) -> int:
+        """Inputs, and results of attention, of every other product and of reduce-scatters."""
+        repeated = {step for step, _ in enumerate(self.local.steps)} - set(self._kept_steps)
+        values = [value for at, step in enumerate(self.local.steps) if at not in repeated for value in step.outputs]
+        roots = {self.local.root[value] for value in values} | {value.name for value in self.local.body.inputs}
+        statistics = sum(self._extra_bytes(step) for step in self.local.steps if _base(step) == ATTENTION)
+        return statistics + sum(self.local.storage_bytes(root) for root in roots - self._apart)
+
+    @cached_property
+    def _kept_steps(self) -> tuple[int, ...]:
+        """Steps whose results ``alternate`` keeps, by place. Products are counted from the block's first; the odd ones stay."""
+        found, products = [], 0
+        for at, step in enumerate(self.local.steps):
+            if _base(step) in GEMMS and _weighted(self.local, step):
+                products += 1
+                if products % 2:
+                    found.append(at)
+            elif _base(step) == ATTENTION or (step.conversion is not None and step.conversion.forward == "reduce_scatter"):
+                found.append(at)
+        return tuple(found)
+
+    def repeated(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Nodes that ``alternate`` runs again; and those of them whose operands, if collectives bring them, are brought again:
+        not what a reduce-scatter gave."""
+        steps = [step for at, step in enumerate(self.local.steps) if at not in self._kept_steps]
+        scattered = {
+            value for at in self._kept_steps for value in self.local.steps[at].outputs if self.local.steps[at].node is None
+        }
+        return (
+            frozenset(step.node.name for step in steps if step.node is not None),
+            frozenset(step.node.name for step in steps if step.node is not None and not scattered.intersection(step.operands)),
+        )
+
+    @cached_property
+    def _narrow_bytes(self) -> float:
+        """Of an element that a product with a parameter keeps; 0: as it is given. The head's products stay wide."""
+        head = any(_base(step) == _LOSS for step in self.local.steps)
+        return 0.0 if head or self.engine.matmul_dtype is None else _NARROW_BYTES[self.engine.matmul_dtype]
+
+    def _elements(self, root: str) -> int:
+        return self.local.storage_bytes(root) // DTYPE_BYTES[self.local.types[root].dtype]
 
     def _read(self, step: Step) -> tuple[str, ...]:
         """Storages that a step's backward pass reads. Attention reads its operands, and fused also its result, whatever
@@ -126,6 +187,16 @@ class Keeping:
             return 4 * rows  # The log of the sum of exponentials in float32 (Dao 2022, algorithm 2).
         dropped = bool(dict(step.node.arguments).get("dropout_p", 0.0))
         return (_DROPPED_PAIR_BYTES if dropped else _PAIR_BYTES) * rows * keys
+
+
+def _base(step: Step) -> str:
+    return "" if step.node is None else step.node.base
+
+
+def _weighted(local: LocalBody, step: Step) -> bool:
+    """Whether a product has a parameter for a factor."""
+    named = {value.name for value in local.body.parameters}
+    return _base(step) in GEMMS and any(value.split(" -> ")[0] in named for value in step.operands)
 
 
 def _cheap(step: Step) -> bool:

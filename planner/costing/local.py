@@ -8,7 +8,7 @@ views.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.ir.graph import Body, Node
 from planner.ir.placement import (
@@ -22,7 +22,7 @@ from planner.ir.placement import (
 )
 from planner.ir.types import TensorType
 from planner.ops.layout import Layout, fresh, result_layouts
-from planner.ops.saved import saved
+from planner.ops.saved import HALF, saved
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class _Builder:
         made = strategy.outputs if strategy else (REPLICATE,) * len(node.types)
         operands = tuple(self.read(name, target) for name, target in zip(node.operands, wanted, strict=True))
         names = (node.name,) if len(node.types) == 1 else tuple(f"{node.name}#{i}" for i in range(len(node.types)))
-        types = tuple(local_type(t, p, self.degree) for t, p in zip(node.types, made, strict=True))
+        types = tuple(self._computed(node, operands, local_type(t, p, self.degree))
+                      for t, p in zip(node.types, made, strict=True))
         held = tuple(self.layouts[key] for key in operands)
         layouts, view = result_layouts(node, held, types, self.batch)
         for name, type_, layout, placement in zip(names, types, layouts, made, strict=True):
@@ -118,6 +119,14 @@ class _Builder:
         if len(names) != 1:
             self.parts[node.name] = tuple(zip(names, made, strict=True))
         self.steps.append(self._step(node, strategy, operands, names, held, layouts))
+
+    def _computed(self, node: Node, operands: tuple[str, ...], type_: TensorType) -> TensorType:
+        """The type that the program has: a loss of half precision is float32 (runtime/vocabulary.py), and so is a single
+        number that torch makes of it and of others."""
+        if type_.shape or type_.dtype not in HALF or node.base in ("to", "_to_copy", "type_as"):
+            return type_
+        wide = any(not self.types[value].shape and self.types[value].dtype == "float32" for value in operands)
+        return replace(type_, dtype="float32") if wide or node.base == "cross_entropy_loss" else type_
 
     def _step(
         self, node: Node, strategy: OpStrategy | None, operands: tuple[str, ...], names: tuple[str, ...],

@@ -90,8 +90,12 @@ def _levels(
     local = localise(body, placement, microbatch)
     found: dict[Recompute, LevelWork] = {}
     for level in levels:
-        repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
-        _, again = collectives(body, placement, placement.degree, microbatch, repeated=repeated)
+        if level == "selective" and engine.selective == "alternate":
+            repeated, moved = Keeping(local, engine).repeated()
+        else:
+            repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
+            moved = repeated
+        _, again = collectives(body, placement, placement.degree, microbatch, repeated=moved)
         waiting = _waiting_bytes(local) if level == "none" else 0  # Split passes exclude recomputation.
         found[level] = LevelWork(repeated, again, *_level_bytes(local, level, engine), waiting)
     return found
@@ -107,6 +111,9 @@ def _level_bytes(local: LocalBody, level: Recompute, engine: Engine) -> tuple[in
     if engine.keeps == "operations":
         saved = saved_bytes(local, level)
         forward, backward = forward_peak_bytes(local, level), backward_peak_bytes(local, level)
+        if level == "selective" and engine.selective == "alternate":
+            saved = Keeping(local, engine).saved_bytes(level)
+            backward = backward_peak_bytes(local) + max(0, saved_bytes(local) - saved)
     else:
         keeping = Keeping(local, engine)
         saved = keeping.saved_bytes(level)
@@ -115,7 +122,9 @@ def _level_bytes(local: LocalBody, level: Recompute, engine: Engine) -> tuple[in
     logits = loss_operands(local)
     if engine.loss and logits:
         forward = backward = max(0, round(engine.loss * logits[0]) - logits[1])
-    return saved, forward, backward
+    moved = round(engine.offloaded * saved)
+    # What a block keeps waits in the host's memory; one block's is on its way there or back.
+    return saved - moved, forward + moved, backward + moved
 
 
 def measure_whole(body: Body, microbatch: int) -> tuple[Operation, ...]:

@@ -12,7 +12,7 @@ node that a parameter joins (``torch/distributed/pipelining/_backward.py``).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -120,9 +120,10 @@ class BlockPasses:
         """From the call to the return; outputs and kept inputs are left out of ``after``."""
         heap, kept = Heap(), Kept()
         outputs = self._forward(heap, kept)
+        edge = heap.at_peak(outputs)
         for storage in outputs:
             heap.drop(storage)
-        return heap.result()
+        return replace(heap.result(), edge=edge)
 
     @cached_property
     def output_bytes(self) -> tuple[int, ...]:
@@ -160,30 +161,30 @@ class BlockPasses:
             given[name].kind = ACTIVATIONS
         self._attach(kept, given)
         run = Backward(self, heap, kept, set(present), kind, waits, joins)
-        begin = (heap.now[0], heap.now[1])
-        for value, size in zip(self.local.outputs, self._gradient_bytes, strict=True):
+        for value, size in zip(self.local.outputs, self.gradient_bytes, strict=True):
             if size:
                 storage = Storage(size, ACTIVATIONS if incoming else OUTSIDE)
-                begin = (begin[0] + (size if incoming else 0), begin[1])
                 heap.now[storage.kind] += size
                 run.gradients[value] = storage
-        heap.peak, heap.most = begin, sum(begin)
+        begin = heap.restart()
         run.all()
+        edge = heap.at_peak(run.gradients[value] for value in self._inputs & run.gradients.keys())
         if kind == "weight" and last:
             run.tail()
         if kind in ("tail", "weight"):
-            begin = (heap.now[0], heap.now[1])
-            heap.peak, heap.most = begin, sum(begin)
+            begin = heap.restart()
         if kind == "tail":
             run.tail()
         if kind == "weight":
             run.weights()
         return Pass(
-            (heap.peak[0] - begin[0], heap.peak[1] - begin[1]), (heap.now[0] - begin[0], heap.now[1] - begin[1])
+            (heap.peak[0] - begin[0], heap.peak[1] - begin[1]), (heap.now[0] - begin[0], heap.now[1] - begin[1]),
+            edge,
         )
 
     @cached_property
-    def _gradient_bytes(self) -> tuple[int, ...]:
+    def gradient_bytes(self) -> tuple[int, ...]:
+        """Of the gradients that arrive at the outputs (0: none does)."""
         return tuple(
             self.local.layouts[v].size_bytes if needs_gradient(self.local, v) else 0 for v in self.local.outputs
         )
@@ -197,7 +198,7 @@ class BlockPasses:
         holding = [
             (at, p.keeps if p.differentiable and at not in self.region_of else ()) for at, p in enumerate(self.primitives)
         ]
-        holding += [(run[0], tuple(self._given(run))) for run in self._arranged[1]]
+        holding += [(self._holder(run), tuple(self._given(run))) for run in self._arranged[1]]
         for at, values in holding:
             for name in (self.local.root.get(value, value) for value in values):
                 if name in given:
@@ -215,7 +216,7 @@ class BlockPasses:
                 held = [s for s in map(environment.find, self._given(run)) if s is not None]
                 for storage in held:
                     storage.references += 1
-                kept.setdefault(at, []).extend(held)
+                kept.setdefault(self._holder(run), []).extend(held)
             self.run(heap, environment, at, kept if run is None else None)
             if run is not None and at == run[-1] and self.recompute == "selective":
                 self.release(heap, environment, self._inner(run))
@@ -225,6 +226,16 @@ class BlockPasses:
             storage.references += 1
         self.release(heap, environment, list(environment.variables))
         return outputs
+
+    def _holder(self, run: range) -> int:
+        """The node that lets go of what a repeated run was called with: the last of the backward pass that asks for its
+        tensors (torch/utils/checkpoint.py: saved tensors hold the frame, the frame holds the arguments)."""
+        return next((at for at in run if self.keeps_anything(at)), run[0])
+
+    def keeps_anything(self, at: int) -> bool:
+        """Whether autograd keeps a tensor for the primitive."""
+        primitive = self.primitives[at]
+        return primitive.differentiable and bool(primitive.keeps or primitive.keeps_extra)
 
     def _inner(self, run: range) -> list[str]:
         """Values that only a repeated run's own function knows."""

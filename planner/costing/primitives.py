@@ -9,6 +9,7 @@ a dim are taken apart, because their parts live and die one by one. Sources: ``t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -22,6 +23,9 @@ PASS = -1
 """Of a gradient: the incoming one is handed on, or a view of it."""
 
 
+Reads = tuple[tuple[str, int | None], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Primitive:
     """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
@@ -29,17 +33,19 @@ class Primitive:
     ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS`, or None: no gradient).
     ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages
     are kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive
-    beside the results while the operation runs, in each pass; ``step``: position of the step that it belongs to.
+    beside the results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine
+    makes when the node has run (``engine.cpp``, ``validate_outputs``); ``step``: position of the step that it belongs to.
     """
 
     step: int
-    reads: tuple[tuple[str, int | None], ...]
+    reads: Reads
     makes: tuple[tuple[str, int | None], ...]
     keeps: tuple[str, ...] = ()
     keeps_extra: int = 0
     forward_scratch: int = 0
     backward_scratch: int = 0
     differentiable: bool = True
+    late: int = 0
 
 
 @dataclass
@@ -61,12 +67,12 @@ class Tape:
 
     def add(
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
-        keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0,
+        keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
-            any(made is not None for _, made in reads),
+            any(made is not None for _, made in reads), late,
         ))
 
     def name(self, suffix: str) -> str:
@@ -83,10 +89,44 @@ def needs_gradient(local: LocalBody, value: str) -> bool:
 
 def record(local: LocalBody) -> Tape:
     """The body's primitives in execution order."""
-    tape = Tape(local)
+    tape, products = Tape(local), _biased(local)
     for tape.at, step in enumerate(local.steps):
-        _EXPANSIONS.get(_kind(step), _single)(tape, step)
+        if tape.at in products:
+            _addmm(tape, local.steps[products[tape.at]], step)
+        elif tape.at not in products.values():
+            _EXPANSIONS.get(_kind(step), _single)(tape, step)
     return tape
+
+
+def _biased(local: LocalBody) -> dict[int, int]:
+    """Sums that the emitted text writes into a linear layer as its bias: position of the sum -> of the product. torch
+    computes both at once for contiguous operands of up to three dims (aten/src/ATen/native/Linear.cpp, ``linear``)."""
+    parameters = {value.name for value in local.body.parameters}
+    readers = Counter(value for step in local.steps for value in step.operands)
+    makers = {step.outputs[0]: at for at, step in enumerate(local.steps) if step.node and step.node.base == "linear"}
+    found: dict[int, int] = {}
+    for at, step in enumerate(local.steps):
+        if step.node is None or step.node.op != "add.Tensor" or len(step.operands) != 2 or step.node.argument("alpha") != 1:
+            continue
+        product, bias = step.operands
+        maker = makers.get(product)
+        if maker is None or readers[product] != 1 or product in local.outputs:
+            continue
+        given = local.layouts[local.steps[maker].operands[0]]
+        fits = len(given.sizes) <= 3 and given.contiguous
+        if fits and bias.split(" -> ")[0] in parameters and len(local.layouts[bias].sizes) == 1:
+            found[at] = maker
+    return found
+
+
+def _addmm(tape: Tape, product: Step, total: Step) -> None:
+    """A linear layer with its bias: one node, whose gradients are there together."""
+    bias = total.operands[1]
+    reads = [
+        (operand, tape.gradient(operand, tape.bytes_of(operand)) if product.differentiable else None)
+        for operand in product.operands
+    ]
+    tape.add([*reads, (bias, tape.gradient(bias, tape.bytes_of(bias)))], _outputs(tape, total), product.kept, late=1)
 
 
 def _kind(step: Step) -> str:
@@ -155,12 +195,13 @@ def _rms_norm(tape: Tape, step: Step) -> None:
         made = tape.gradient(weight, tape.bytes_of(weight))
         keeps = [normal] if made is not None else []
         tape.add(
-            [(normal, need), (weight, made)], [(result, size)], [*keeps, *([weight] if need else [])],
+            [(normal, need), (weight, made), (root, None)], [(result, size)], [*keeps, *([weight] if need else [])],
             backward=size + (made // item * wide if half else 0) if made is not None else 0,
         )
         scaled = result
     if half:
-        tape.add([(scaled, size if step.differentiable else None)], _outputs(tape, step))
+        # The composite's own variables live until it returns.
+        tape.add([(scaled, size if step.differentiable else None), (source, None), (root, None)], _outputs(tape, step))
 
 
 def _loss(tape: Tape, step: Step) -> None:

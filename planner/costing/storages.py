@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
@@ -10,17 +11,21 @@ ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``."""
+    """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``.
+    ``edge``: bytes of what goes on to a neighbour (outputs, or gradients of inputs) that are there at the peak."""
 
     peak: tuple[int, int]
     after: tuple[int, int]
+    edge: int = 0
 
 
 class Storage:
-    __slots__ = ("kind", "references", "size")
+    """``order``: how many others were made before it."""
 
-    def __init__(self, size: int, kind: int) -> None:
-        self.size, self.kind, self.references = size, kind, 1
+    __slots__ = ("kind", "order", "references", "size")
+
+    def __init__(self, size: int, kind: int, order: int = 0) -> None:
+        self.size, self.kind, self.order, self.references = size, kind, order, 1
 
 
 class Heap:
@@ -29,14 +34,25 @@ class Heap:
     def __init__(self) -> None:
         self.now = [0, 0, 0]
         self.peak = (0, 0)
-        self.most = 0
+        self.most = self.made = self.made_at_peak = 0
 
     def make(self, size: int, kind: int = ACTIVATIONS) -> Storage:
         self.now[kind] += size
+        self.made += 1
         total = self.now[0] + self.now[1]
         if total > self.most:
-            self.most, self.peak = total, (self.now[0], self.now[1])
-        return Storage(size, kind)
+            self.most, self.peak, self.made_at_peak = total, (self.now[0], self.now[1]), self.made
+        return Storage(size, kind, self.made)
+
+    def restart(self) -> tuple[int, int]:
+        """Count the peak from here on; returns what is alive."""
+        self.peak = begin = (self.now[0], self.now[1])
+        self.most, self.made_at_peak = sum(begin), self.made
+        return begin
+
+    def at_peak(self, storages: Iterable[Storage]) -> int:
+        """Bytes of those storages, all alive now, that were there at the peak."""
+        return sum(item.size for item in set(storages) if item.order <= self.made_at_peak and item.kind != OUTSIDE)
 
     def drop(self, storage: Storage) -> None:
         storage.references -= 1

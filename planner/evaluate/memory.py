@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from cost_models.live import live_profiles
 from cost_models.memory import MOMENTS
+from cost_models.receives import receive_slots
 from hardware_profiles import Cluster, Engine
 from planner.evaluate.replay import Peaks, peaks
 from planner.evaluate.stage import StageLoad
@@ -33,18 +34,13 @@ DEFAULT_ENGINE = Engine()
 
 
 def receive_buffer_bytes(
-    schedule: ScheduleName, stage: int, stages: int, microbatches: int, incoming_bytes: int, outgoing_bytes: int
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, incoming_bytes: int, outgoing_bytes: int,
+    virtual: int = 1,
 ) -> int:
-    """Buffers that a stage receives into and keeps: inputs, and gradients of its output.
-
-    Under gpipe and 1f1b they are taken in turns (runtime/schedule.py): an input for each micro-batch in flight and one
-    more, two gradients. Other schedules keep torch's one of each for every micro-batch
-    (torch/distributed/pipelining/stage.py, ``_setup_forward_recv_info`` and ``_setup_backward_recv_info``).
-    """
-    if schedule not in ("gpipe", "1f1b"):
-        return microbatches * (incoming_bytes + outgoing_bytes)
-    in_flight = microbatches if schedule == "gpipe" else min(stages - stage, microbatches)
-    return min(in_flight + 1, microbatches) * incoming_bytes + min(2, microbatches) * outgoing_bytes
+    """Buffers that a stage receives into and keeps: inputs, and gradients of its output, each taken in turns
+    (:func:`cost_models.receives.receive_slots`). ``virtual``: of ``stages``, those of one rank."""
+    inputs, gradients = receive_slots(schedule, stages // virtual, virtual, microbatches)[stage]
+    return inputs * incoming_bytes + gradients * outgoing_bytes
 
 
 def rank_memories(
@@ -61,19 +57,27 @@ def rank_memories(
         stages = [stage.index for stage in plan.stages_of_rank(rank)]
         mine = [loads[index] for index in stages]
         live = max(sum(n * load.saved_bytes for n, load in zip(p, mine, strict=True)) for p in profiles[rank])
-        name, count = (plan.schedule.name, microbatches) if engine.keeps == "operations" else ("1f1b", 1)
+        name, virtual, count = (
+            (plan.schedule.name, plan.schedule.virtual, microbatches) if engine.keeps == "operations" else ("1f1b", 1, 1)
+        )
         receive = sum(
-            receive_buffer_bytes(name, i, len(loads), count, _received(plan, crossing, i), _received(plan, crossing, i + 1))
+            receive_buffer_bytes(
+                name, i, len(loads), count, _received(plan, crossing, i), _received(plan, crossing, i + 1), virtual
+            )
             for i in stages
         )
         # One stage runs at a time: its peak and its gathered blocks live together, those of others do not.
         worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes)
+        gradients = sum(load.gradients_bytes for load in mine)
+        activations, gathered = live + worst.transient_bytes, worst.gather_bytes
+        if engine.keeps == "compiled" and microbatches == len(mine) == 1:
+            activations, gathered = max(0, worst.lone_bytes - gradients), 0
         held = StageMemory(
             parameters=sum(load.parameters_bytes for load in mine),
-            gradients=sum(load.gradients_bytes for load in mine),
+            gradients=gradients,
             optimizer=sum(load.optimizer_bytes for load in mine),
-            activations=live + worst.transient_bytes,
-            buffers=receive + batch_bytes + worst.gather_bytes + sum(load.constant_bytes for load in mine),
+            activations=activations,
+            buffers=receive + batch_bytes + gathered + sum(load.constant_bytes for load in mine),
             reserve=0,
         )
         result.append(replace(held, reserve=cluster.chip.reserve_bytes + round(engine.slack * held.total)))

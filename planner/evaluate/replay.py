@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from cost_models.memory import MASTER_BYTES, MOMENTS
+from cost_models.receives import receive_slots
 from cost_models.schedules import Action, actions
 from planner.evaluate.heap import CATEGORIES, Category, Heap
 from planner.evaluate.stage_replay import Bodies, StageReplay
@@ -22,8 +23,10 @@ from planner.ir.plan import SPLIT_BACKWARD, Plan
 
 SCALE_BYTES = 16
 """The weight of the step's terms and what losses are multiplied by: float64 (runtime/loop.py, ``gradients``)."""
-SEED_BYTES = 32
-"""Single numbers with which a backward pass begins: the scaled loss, its gradient of one, and that of the loss; at most."""
+SCALED_BYTES = 8
+"""A loss times the scale, and the gradient of one that its backward pass begins with: float64, as the scale is."""
+NO_LOSS_BYTES = 4
+"""Of the zero that a rank without the last stage has for a loss (runtime/schedule.py, ``step``)."""
 STEP_COUNTER_BYTES = 4
 """torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
 
@@ -103,13 +106,22 @@ def _replay(bodies: Bodies, rank: int) -> Peaks:
         (stage,) = stages.values()
         for micro in range(count):
             stage.forward()
-            heap.add("activations", SEED_BYTES)
+            heap.add("activations", SCALED_BYTES)
+            _seed(stage)
             stage.backward(last=micro == count - 1)
-            heap.add("activations", -SEED_BYTES)
+            heap.add("activations", -2 * SCALED_BYTES)
     else:
         _pipeline(plan, heap, stages, rank)
     rest = _optimizer_step(plan, heap, stages, count * graph_batch_bytes(plan, graph))
     return Peaks({name: heap.peak[name] for name in CATEGORIES}, rest, heap.most_held - heap.most)
+
+
+def _seed(stage: StageReplay) -> None:
+    """A gradient of one, and what becomes of it before it arrives at the stage's loss (runtime/schedule.py)."""
+    heap, arriving = stage.heap, stage.loss_gradient_bytes
+    heap.add("activations", SCALED_BYTES)
+    heap.passing(activations=SCALED_BYTES + (arriving if arriving < SCALED_BYTES else 0))
+    heap.add("activations", arriving)
 
 
 def graph_batch_bytes(plan: Plan, graph: ModelGraph) -> int:
@@ -136,10 +148,12 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     of a second moment and its quotient beside the last parameter's (torch/optim/adam.py, ``_single_tensor_adam``; with
     weight decay first). Returns what is alive besides."""
     master = MASTER_BYTES[plan.precision]
+    loss = sum(stage.loss_bytes for stage in stages.values() if stage.is_last) or NO_LOSS_BYTES
+    heap.add("activations", loss - heap.now["activations"])
     heap.passing(buffers=master * sum(unit.partial_elements for stage in stages.values() for unit in stage.root.units))
     heap.held = 0
-    heap.add("buffers", -batch_bytes)
-    heap.add("activations", -heap.now["activations"])
+    heap.add("buffers", -batch_bytes - SCALE_BYTES)
+    heap.add("activations", -loss)
     before = 0
     parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.parameters]
     for decays in (True, False):
@@ -168,11 +182,13 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
                 stage.wait()
         left[action.stage] -= 1
         _act(plan, stages, action)
-        if action.kind in "BI" and action.stage and (action.kind == "B" or action.stage - 1 in stages):
+        if action.kind in "BI" and action.stage:
             kept_as: Category = "buffers" if stage.is_handed else "activations"
             heap.add(kept_as, -(sent if name == "1f1b" else stage.receives))
-            heap.held += 0 if single or action.stage - 1 in stages else stage.receives
+            heap.held += 0 if name == "1f1b" or action.stage - 1 in stages else stage.receives
             sent = stage.receives
+        if name == "1f1b" and action.kind == "B":
+            heap.held = _last_warm_up_bytes(stage, len(plan.stages), count)
         if not left[action.stage]:
             stage.reduce()
 
@@ -181,11 +197,12 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
     """One action. Values for a stage of the same rank are buffers there; others live until the backward pass is over."""
     stage, heap = stages[action.stage], stages[action.stage].heap
     local = action.stage + 1 in stages
-    loss = 8 if plan.precision == "fp64" else 4
     if action.kind == "F":
         stage.forward()
         if stage.is_last:
-            heap.add("activations", loss + 8)
+            if plan.schedule.name == "1f1b" and stage.finished:
+                heap.add("activations", -stage.loss_bytes)  # A variable has held the one before until now.
+            heap.add("activations", stage.loss_bytes + SCALED_BYTES)
         if local:
             heap.add("activations", -stage.sends)
         return
@@ -196,14 +213,23 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
         kind = "full"
     if kind != "input":
         stage.finished += 1
-    seed = SEED_BYTES if stage.is_last else 0
-    heap.add("activations", seed)
+    begins = stage.is_last and kind != "weight"
+    if begins:
+        _seed(stage)
     done = stage.finished == plan.batch.accumulation
     stage.backward(kind, last=done and plan.schedule.name not in SPLIT_BACKWARD, synchronise=done)
-    heap.add("activations", -seed)
+    if begins:
+        heap.add("activations", -SCALED_BYTES - (0 if plan.schedule.name == "1f1b" else stage.loss_bytes))
     if kind != "input" and not local:
         heap.add("activations", -stage.sends)
-        heap.held += stage.sends if len(stages) > 1 else 0
+        heap.held += stage.sends if plan.schedule.name != "1f1b" else 0
+
+
+def _last_warm_up_bytes(stage: StageReplay, stages: int, count: int) -> int:
+    """What a variable of 1F1B holds, after a backward pass, of the last send of its warm-up that had a call of its own: until
+    all forward passes are done (torch 2.13, torch/distributed/pipelining/schedules.py, Schedule1F1B, ``send_work``)."""
+    warm_up = min(count, stages - stage.stage.index)
+    return stage.sends if warm_up - 1 <= stage.finished <= count - warm_up and warm_up > 1 else 0
 
 
 ACTIVE_STAGES = 3
@@ -231,12 +257,13 @@ _KINDS: dict[str, Literal["full", "input", "weight"]] = {"B": "full", "I": "inpu
 
 
 def _receive_bytes(plan: Plan, stages: Mapping[int, StageReplay]) -> int:
-    """The pipeline's receive buffers of a rank; between two of its own stages the values themselves are held."""
+    """The pipeline's receive buffers of a rank, in turns; between two of its own stages the values themselves are held. A stage
+    to which no gradient comes back receives into one for each micro-batch (runtime/schedule.py)."""
     count, total = plan.batch.accumulation, 0
+    slots = receive_slots(plan.schedule.name, plan.mesh.pipeline, plan.schedule.virtual, count)
     for index, stage in stages.items():
-        if plan.schedule.name in ("gpipe", "1f1b"):
-            in_flight = count if plan.schedule.name == "gpipe" else min(len(plan.stages) - index, count)
-            total += min(in_flight + 1, count) * stage.receives + min(2, count) * stage.sends
-        else:
-            total += count * (stage.receives + stage.sends)
+        inputs, gradients = slots[index]
+        if len(stages) > 1 and not stage.answered:
+            inputs = count
+        total += inputs * stage.receives + gradients * stage.sends
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_models.overlap import Overlap
@@ -23,7 +24,8 @@ class StageLoad:
     ``times`` hold everything that the schedule sees, the parts say what they are made of; ``backward_s``: of the backward pass,
     what computes or waits for the tensor axis; ``data_comm_s``: what is waited for. ``transient_bytes``: the largest
     peak of a block; ``gather_bytes``: the two largest shares of ZeRO's transient copies. ``saved_bytes``: all that one
-    micro-batch keeps.
+    micro-batch keeps. ``lone_bytes``: the most of what is kept, gradients and transients in the backward pass of a step's only
+    micro-batch.
     """
 
     times: StageTimes
@@ -43,6 +45,7 @@ class StageLoad:
     saved_bytes: int
     transient_bytes: int
     gather_bytes: int
+    lone_bytes: int
 
 
 def forward_seconds(cost: BlockCost, state: StateCost) -> float:
@@ -90,4 +93,19 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
         saved_bytes=sum(cost.kept_bytes(split) for cost, _ in pairs) + costed.context_bytes + sent,
         transient_bytes=max((max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost, _ in pairs), default=0),
         gather_bytes=sum(sorted(state.gather_bytes for _, state in pairs)[-2:]),
+        lone_bytes=_lone_bytes(pairs),
     )
+
+
+def _lone_bytes(pairs: Sequence[tuple[BlockCost, StateCost]]) -> int:
+    """With one micro-batch a block's gradients come as what it kept goes: while a block runs, there is what the blocks before
+    it keep and the gradients of those after it, its own peak, and what ZeRO has gathered of it and of the next in turn."""
+    kept, gradients = sum(cost.saved_bytes for cost, _ in pairs), 0
+    most = before = 0
+    for cost, state in reversed(pairs):
+        gradients += state.gradients_bytes
+        transient = max(cost.forward_peak_bytes, cost.backward_peak_bytes) + state.gather_bytes + before
+        most = max(most, kept + gradients + transient)
+        kept -= cost.saved_bytes
+        before = state.gather_bytes
+    return most

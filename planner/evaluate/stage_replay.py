@@ -107,7 +107,7 @@ class StageReplay:
         for at, link in enumerate(self.chain):
             root.before_forward(root.units[link.unit])
             passed = link.passes.forward
-            handed = self.sends if self.hands_on and at == len(self.chain) - 1 else 0
+            handed = passed.edge if self.hands_on and at == len(self.chain) - 1 else 0
             heap.passing(activations=passed.peak[0] - handed, buffers=handed)
             heap.add("activations", passed.after[0] + sum(link.passes.output_bytes))
             if max(i for i, other in enumerate(self.chain) if other.unit == link.unit) == at:
@@ -122,6 +122,21 @@ class StageReplay:
 
     def _stays(self, name: str) -> bool:
         return name in self._keepers or name in self.incoming or name in self.outgoing
+
+    @property
+    def answered(self) -> bool:
+        """Whether a gradient comes back for what the stage sends, or it sends nothing."""
+        return self.is_last or any(self._differentiable(name) for name in self.outgoing)
+
+    @property
+    def loss_bytes(self) -> int:
+        """Of the last stage's output."""
+        return sum(self.chain[-1].passes.output_bytes)
+
+    @property
+    def loss_gradient_bytes(self) -> int:
+        """Of the gradient that the last stage's backward pass begins with; 0 where nothing is trained."""
+        return sum(self.chain[-1].passes.gradient_bytes)
 
     def backward(self, kind: Literal["full", "input", "weight"] = "full", *, last: bool = False,
                  synchronise: bool | None = None) -> None:
@@ -173,10 +188,11 @@ class StageReplay:
         last = at == len(self.chain) - 1
         waits, joins = self._shared(at)
         passed = link.passes.backward(
-            kind, present=self._present(link), owned=owned, incoming=not last, last=last, waits=waits, joins=joins
+            kind, present=self._present(link), owned=owned, incoming=self.is_last or not last, last=last, waits=waits,
+            joins=joins,
         )
-        handed = self.receives if self.is_handed and not at and kind in ("full", "input") else 0
-        heap.passing(activations=passed.peak[0] - handed, gradients=passed.peak[1], buffers=handed)
+        handed, early = (self.receives, passed.edge) if self.is_handed and not at and kind in ("full", "input") else (0, 0)
+        heap.passing(activations=passed.peak[0] - early, gradients=passed.peak[1], buffers=early)
         heap.add("activations", passed.after[0] - handed)
         heap.add("gradients", passed.after[1])
         heap.add("buffers", handed)

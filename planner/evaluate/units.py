@@ -164,7 +164,7 @@ class Root:
                 self.reshard(unit)
             self._widen(unit)
             return
-        whole = unit.accumulated + unit.own
+        whole, item = unit.accumulated + unit.own, unit.master if unit.accumulated else unit.working
         unit.accumulated = unit.own = 0
         if reshards:
             self.reshard(unit)
@@ -173,7 +173,9 @@ class Root:
         if whole:
             heap.add("buffers", -unit.held)
             unit.held = 0
-            self._reduce(unit, whole, sums=sums)
+            last = item * unit.parameters[-1].elements if unit.world > 1 else 0
+            self._reduce(unit, whole - last, sums=sums)
+            heap.add("gradients", -last)
 
     def _widen(self, unit: Unit) -> None:
         """Gradients that wait are kept in the masters' dtype."""
@@ -185,7 +187,8 @@ class Root:
         unit.accumulated, unit.own = unit.master * unit.elements, 0
 
     def _reduce(self, unit: Unit, whole: int, *, sums: bool) -> None:
-        """One flat buffer in, a shard of it out; the result is the gradient, or is added to it."""
+        """One flat buffer in, a shard of it out; the result is the gradient, or is added to it. ``whole``: of the gradients
+        that go once they are copied; with several ranks a variable of ``foreach_reduce`` holds the last until the end."""
         heap = self.heap
         self.reduction = unit.master * unit.padded
         heap.add("buffers", self.reduction)

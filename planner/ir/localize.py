@@ -55,15 +55,6 @@ def localize(
     return tuple((name, changes.get(name, argument)) for name, argument in node.arguments)
 
 
-def rank_dependent(node: Node, strategy: OpStrategy, degree: int) -> bool:
-    """Whether some literal differs between ranks (:func:`localize` for all ranks holds a :class:`RankSize`)."""
-    return any(_differs(argument) for _, argument in localize(node, strategy, degree))
-
-
-def _differs(argument: LocalArgument) -> bool:
-    return isinstance(argument, RankSize) or (isinstance(argument, tuple) and any(map(_differs, argument)))
-
-
 def _changes(node: Node, strategy: OpStrategy, ranks: _Ranks) -> _Changes:
     base, out = node.base, strategy.outputs[0]
     source = strategy.operands[0] if strategy.operands else out

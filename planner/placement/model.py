@@ -35,6 +35,8 @@ from planner.solver import solve
 
 def cheapest_picks(space: Space) -> Mapping[str, OpStrategy | Placement] | None:
     """What every vertex picks in the optimum, or None where nothing is feasible."""
+    if not space.readers:  # Reductions have left nothing that joins two vertices: there is nothing to solve.
+        return dict(pick for vertex in space.vertices for pick in min(vertex.choices, key=lambda c: c.price).picks)
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
     taken = _choices(space, problem)
     objective = {

@@ -23,14 +23,16 @@ from planner.placement.space import (
     DIVIDED_STATE,
     UNITS,
     Activations,
+    Known,
     Space,
     StrategyTable,
     asked_placements,
     build_space,
     output_vertex,
     splittable,
+    with_state_price,
 )
-from planner.placement.table import Rules, strategy_table
+from planner.placement.table import Rules, remembered, strategy_table
 
 WORTH = 1.05
 """A slower option has to hold fewer parameters by this factor to be worth keeping."""
@@ -78,9 +80,11 @@ def place_graph(
         placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
         whole = {name: p for name, p in placed.items() if p is not None}
         return (_option(graph, REPLICATE, whole, owned_parameters(graph)),)
+    rules, known = remembered(rules), Known()
+    pruned: dict[tuple[str, Activations], Space | None] = {}
     options = [
         option
-        for solver in (_Solver(graph, degree, pricing, rules, price) for price in prices)
+        for solver in (_Solver(graph, degree, pricing, rules, price, known, pruned) for price in prices)
         for boundary in boundary_candidates(graph, degree)
         if split in (None, boundary.state == "shard")
         if (option := _best_option(solver, boundary)) is not None
@@ -156,13 +160,16 @@ def owned_parameters(graph: ModelGraph) -> Owned:
 
 @dataclass(frozen=True)
 class _Solver:
-    """Solves each body once for each boundary and placement of its tied parameters."""
+    """Solves each body once for each boundary and placement of its tied parameters. ``known`` and ``pruned`` (spaces without
+    the price of state) are shared by all state prices."""
 
     graph: ModelGraph
     degree: int
     pricing: Pricing
     rules: Rules
     state_price: float
+    known: Known
+    pruned: dict[tuple[str, Activations], Space | None]
 
     @cached_property
     def tables(self) -> Mapping[str, StrategyTable]:
@@ -199,9 +206,14 @@ class _Solver:
         boundaries = [body_boundary(self.graph, body, candidate) for candidate in candidates]
         boundary = {name: tuple(dict.fromkeys(b[name] for b in boundaries)) for name in boundaries[0]}
         tied = {name: placements for group, placements in self.groups for owner, name in group if owner == body.name}
-        table = self.tables[body.name]
-        pruned = prune(build_space(body, self.degree, table, boundary, tied, self.pricing, self.state_price, activations))
-        return None if pruned is None else contract(pruned)
+        key = (body.name, activations)
+        if key not in self.pruned:
+            table, known = self.tables[body.name], self.known
+            self.pruned[key] = prune(
+                build_space(body, self.degree, table, boundary, tied, self.pricing, activations=activations, known=known)
+            )
+        pruned = self.pruned[key]
+        return None if pruned is None else contract(with_state_price(pruned, body, self.state_price))
 
     @cached_property
     def owned(self) -> Owned:

@@ -18,6 +18,13 @@ from planner.placement.space import Choice, Space, Vertex
 # than the two vertices apart.
 MOST_CHOICES = 24
 
+_Outside = tuple[tuple[Placement, ...], tuple[Placement, ...]]
+"""How reads and writes lie that others see."""
+_Inside = tuple[tuple[Placement | None, ...], tuple[Placement | None, ...]]
+"""How inner reads and writes lie; None where a value is not inner."""
+_Side = tuple[tuple[Placement, ...], tuple[Placement, ...], Choice]
+"""A choice, and how its outer reads and writes lie."""
+
 
 def prune(space: Space) -> Space | None:
     """The space without choices that take part in no legal combination with a neighbour; None where nothing is left."""
@@ -92,36 +99,56 @@ def _merge(space: Space, first: Vertex, second: Vertex) -> Vertex:
         value for value in (*first.writes, *second.writes)
         if (slots := space.readers.get(value)) is not None and all(vertex.name in names for vertex, _ in slots)
     }
-    reads, writes = (*first.reads, *second.reads), (*first.writes, *second.writes)
-    outer_reads = [slot for slot, value in enumerate(reads) if value not in inner]
-    outer_writes = [at for at, value in enumerate(writes) if value not in inner]
-    cheapest: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], Choice] = {}
-    for one in first.choices:
-        for two in second.choices:
-            placed, written = (*one.reads, *two.reads), (*one.writes, *two.writes)
-            inside = zip(reads, placed, strict=True), dict(zip(writes, written, strict=True))
-            price = _inner_price(space, inner, *inside)
-            if price is None:
+    all_reads, all_writes = (*first.reads, *second.reads), (*first.writes, *second.writes)
+    cheapest: dict[_Outside, tuple[float, Choice, Choice]] = {}
+    two_sides = _sides(second, inner)
+    for inside, ones in _sides(first, inner).items():
+        for other, twos in two_sides.items():
+            placed = zip(all_reads, inside[0] + other[0], strict=True)
+            between = _inner_price(space, inner, placed, dict(zip(all_writes, inside[1] + other[1], strict=True)))
+            if between is None:
                 continue
-            price += one.price + two.price
-            outside = tuple(placed[slot] for slot in outer_reads), tuple(written[at] for at in outer_writes)
-            if outside not in cheapest or price < cheapest[outside].price:
-                cheapest[outside] = Choice(*outside, price, (*one.picks, *two.picks))
+            for reads, writes, one in ones:
+                for more_reads, more_writes, two in twos:
+                    outside = (reads + more_reads, writes + more_writes)
+                    price = between + one.price + two.price
+                    known = cheapest.get(outside)
+                    if known is None or price < known[0]:
+                        cheapest[outside] = price, one, two
     return Vertex(
         f"{first.name} + {second.name}",
-        tuple(reads[slot] for slot in outer_reads),
-        tuple(writes[at] for at in outer_writes),
-        tuple(cheapest.values()),
+        tuple(value for value in all_reads if value not in inner),
+        tuple(value for value in all_writes if value not in inner),
+        tuple(Choice(*outside, price, (*one.picks, *two.picks)) for outside, (price, one, two) in cheapest.items()),
     )
 
 
+def _sides(vertex: Vertex, inner: set[str]) -> dict[_Inside, list[_Side]]:
+    """The choices of a vertex by how inner values lie in them, each with how its other reads and writes lie."""
+    reads, writes = [value in inner for value in vertex.reads], [value in inner for value in vertex.writes]
+    sides: dict[_Inside, list[_Side]] = {}
+    for choice in vertex.choices:
+        inside = (
+            tuple(placed if own else None for placed, own in zip(choice.reads, reads, strict=True)),
+            tuple(placed if own else None for placed, own in zip(choice.writes, writes, strict=True)),
+        )
+        outside = (
+            tuple(placed for placed, own in zip(choice.reads, reads, strict=True) if not own),
+            tuple(placed for placed, own in zip(choice.writes, writes, strict=True) if not own),
+        )
+        sides.setdefault(inside, []).append((*outside, choice))
+    return sides
+
+
 def _inner_price(
-    space: Space, inner: set[str], reads: Iterable[tuple[str, Placement]], written: Mapping[str, Placement]
+    space: Space, inner: set[str], reads: Iterable[tuple[str, Placement | None]], written: Mapping[str, Placement | None]
 ) -> float | None:
     """Units of the conversions of inner values, once per (value, target); None where one is illegal."""
     total = 0.0
     for value, target in dict.fromkeys(read for read in reads if read[0] in inner):
-        price = space.conversion_price(value, written[value], target)
+        source = written[value]
+        assert source is not None and target is not None
+        price = space.conversion_price(value, source, target)
         if price is None:
             return None
         total += price

@@ -90,10 +90,19 @@ class Vertex:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the spaces of one graph, degree and pricing share, filled as they ask. ``seconds``: of every node under every
+    strategy, by body; ``conversions``: seconds and number of collectives of a conversion, None where it is illegal."""
+
+    seconds: dict[str, Mapping[tuple[str, int], float]] = field(default_factory=dict)
+    conversions: dict[tuple[Value, Placement, Placement], tuple[float, int] | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Space:
     """``pinned`` vertices stay apart in reductions, because they will be restricted (boundary, tied parameters).
     ``activations``: see :data:`Activations`. ``prices`` remembers the conversions priced so far; all spaces
-    made from this one share it."""
+    made from this one share it; ``known``: see :class:`Known`."""
 
     degree: int
     values: Mapping[str, Value]
@@ -105,6 +114,7 @@ class Space:
     prices: dict[tuple[str, Placement, Placement], float | None] = field(
         default_factory=dict, repr=False, compare=False
     )
+    known: Known = field(default_factory=Known, repr=False, compare=False)
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[tuple[Vertex, int], ...]]:
@@ -128,14 +138,23 @@ class Space:
         return self.prices[key]
 
     def _conversion_price(self, value: Value, source: Placement, target: Placement) -> float | None:
-        step = legal_conversion(value, source, target, self.degree)
-        if step is None or _FORBIDDEN[self.activations](value, source, target):
+        if _FORBIDDEN[self.activations](value, source, target):
             return None
-        if source == target:
-            return 0.0
+        key = (value, source, target)
+        if key not in self.known.conversions:
+            self.known.conversions[key] = self._conversion(value, source, target)
+        known = self.known.conversions[key]
+        if known is None or source == target:
+            return None if known is None else 0.0
+        return known[0] / self.unit_s + known[1] * COLLECTIVE_UNITS
+
+    def _conversion(self, value: Value, source: Placement, target: Placement) -> tuple[float, int] | None:
+        """Seconds and collectives, forward and backward; None where it cannot be done."""
+        step = legal_conversion(value, source, target, self.degree)
+        if step is None:
+            return None
         count = sum(len(transfers(name, value.type, target, self.degree, 1)) for name in (step.forward, step.backward))
-        seconds = sum(self.pricing.conversion_seconds(step, value.type))
-        return seconds / self.unit_s + count * COLLECTIVE_UNITS
+        return sum(self.pricing.conversion_seconds(step, value.type)), count
 
     def with_vertices(self, vertices: Sequence[Vertex]) -> Space:
         """The same space with other vertices (prices of conversions are kept)."""
@@ -195,28 +214,26 @@ def build_space(
     pricing: Pricing,
     state_price: float = 0.0,
     activations: Activations = "any",
+    known: Known | None = None,
 ) -> Space:
     """The space of a body. ``boundary`` gives the candidates of block inputs and outputs (``replicate`` where it says
-    nothing); ``parameters`` those of parameters that are fixed or tied: the others take what their readers ask."""
+    nothing); ``parameters`` those of parameters that are fixed or tied: the others take what their readers ask. ``known``: of
+    this graph, degree and pricing."""
     values = body_values(body)
-    seconds = {
-        (node.name, at): sum(pricing.node_seconds(body, node, strategy)) + sum(pricing.strategy_comm_seconds(strategy))
-        for node in body.nodes
-        if node.base != "getitem"
-        for at, strategy in enumerate(strategies[node.name])
-    }
+    known = Known() if known is None else known
+    if body.name not in known.seconds:
+        known.seconds[body.name] = _node_seconds(body, strategies, pricing)
+    seconds = known.seconds[body.name]
     dearest: dict[str, float] = {}
     for (name, _), price in seconds.items():
         dearest[name] = max(price, dearest.get(name, 0.0))
     unit_s = sum(dearest.values()) / UNITS or 1.0 / UNITS
-    matrices = sum(parameter.type.elements() for parameter in body.parameters if parameter.type.rank > 1)
     vertices = [
         *(_source(v.name, boundary.get(v.name, (REPLICATE,))) for v in body.inputs),
         *(_source(buffer.name, (REPLICATE,)) for buffer in body.buffers),
         *(
             _parameter(parameter.name, {
                 placed: pricing.parameter_seconds(parameter.type, placed) / unit_s
-                + state_price * UNITS * _held(parameter.type, placed, degree) / max(matrices, 1)
                 for placed in _candidates(body, strategies, parameter.name, parameters)
             })
             for parameter in body.parameters
@@ -237,7 +254,34 @@ def build_space(
     ]
     undecided = {v.name for v in body.inputs} | {output_vertex(at) for at in range(len(body.outputs))} | set(parameters)
     pinned = frozenset(v.name for v in vertices if v.name in undecided and len(v.choices) > 1)
-    return Space(degree, values, tuple(vertices), pinned, pricing, unit_s, activations)
+    space = Space(degree, values, tuple(vertices), pinned, pricing, unit_s, activations, known=known)
+    return with_state_price(space, body, state_price)
+
+
+def with_state_price(space: Space, body: Body, state_price: float) -> Space:
+    """The same space where parameters cost what they hold as well."""
+    types = {parameter.name: parameter.type for parameter in body.parameters}
+    matrices = sum(type_.elements() for type_ in types.values() if type_.rank > 1)
+    if not state_price or not matrices:
+        return space
+    each = state_price * UNITS / matrices
+    return space.with_vertices([
+        replace(vertex, choices=tuple(
+            replace(choice, price=choice.price + each * _held(types[vertex.name], choice.writes[0], space.degree))
+            for choice in vertex.choices
+        )) if vertex.name in types else vertex
+        for vertex in space.vertices
+    ])
+
+
+def _node_seconds(body: Body, strategies: StrategyTable, pricing: Pricing) -> Mapping[tuple[str, int], float]:
+    """Of every node and strategy, collectives inside operations included."""
+    return {
+        (node.name, at): sum(pricing.node_seconds(body, node, strategy)) + sum(pricing.strategy_comm_seconds(strategy))
+        for node in body.nodes
+        if node.base != "getitem"
+        for at, strategy in enumerate(strategies[node.name])
+    }
 
 
 def body_values(body: Body) -> Mapping[str, Value]:

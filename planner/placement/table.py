@@ -20,3 +20,15 @@ def strategy_table(body: Body, degree: int) -> StrategyTable:
     return {
         node.name: strategies(node, body.types, degree, body.differentiable, variants) for node in body.nodes
     }
+
+
+def remembered(rules: Rules) -> Rules:
+    """The same rules for the bodies of one graph, each asked once for a degree."""
+    known: dict[tuple[str, int], StrategyTable] = {}
+
+    def table(body: Body, degree: int) -> StrategyTable:
+        if (body.name, degree) not in known:
+            known[body.name, degree] = rules(body, degree)
+        return known[body.name, degree]
+
+    return table

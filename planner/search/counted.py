@@ -47,6 +47,10 @@ class RankCosts:
         """No step is shorter."""
         return max(float(np.partition(table, table.shape[1] - 1, axis=None)[table.shape[1] - 1]) for table in self.seconds)
 
+    def own_s(self, run: int, rank: int, count: int) -> float:
+        """What a rank with so many blocks of a run does in a step, at least; infinite where they do not fit."""
+        return float(self.idle_s[run][rank] if not count else self.seconds[run][rank, count - 1] - self.before_s[rank])
+
     def most(self, run: int, limit_s: float) -> Indices:
         """Blocks of a run that each rank has at most in a plan quicker than ``limit_s``."""
         return np.asarray((self.seconds[run] < limit_s).sum(axis=1))
@@ -74,15 +78,10 @@ def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
     last = int(rank_of[-1])
     crosses = np.append(np.append(False, rank_of[1:] != rank_of[:-1]), False)
     messages = np.zeros(pipeline)
-    turns = name in ("gpipe", "1f1b")
-    for kind in range(shape.stages) if turns else (0,):
-        if turns:
-            messages[rank_of[kind]] += receive_buffer_bytes(
-                shape.schedule, kind, shape.stages, microbatches, int(crosses[kind]), int(crosses[kind + 1])
-            )
-        else:
-            each = receive_buffer_bytes(shape.schedule, 1, shape.stages, microbatches, 1, 0)
-            np.add.at(messages, rank_of, each * (crosses[:-1].astype(float) + crosses[1:]))
+    for stage in range(shape.stages):
+        messages[rank_of[stage]] += receive_buffer_bytes(
+            shape.schedule, stage, shape.stages, microbatches, int(crosses[stage]), int(crosses[stage + 1]), virtual
+        )
     ranks, vectors = [], []
     for rank, mine in enumerate(_lives(shape)):
         ranks += [rank] * len(mine)

@@ -31,7 +31,7 @@ import numpy as np
 from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
-from planner.search.linear import Floats, Program
+from planner.search.linear import Floats, Indices, Outcome, Program
 from planner.search.paths import Pool, start_paths
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Shape
@@ -42,6 +42,10 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 PATHS = 6
 """Paths that one simulation adds at most."""
+BRANCH_PATHS = 2
+"""Likewise where a branch has the paths of those before it."""
+MOST_PATHS, NEWEST_PATHS = 500, 250
+"""So many paths a branching program has; then those that are not tight are left out, but for the newest."""
 AGREEMENT = 1e-4
 """The simulation and the longest known path agree to this part."""
 PATIENCE, PROGRESS = 30, 0.05
@@ -59,6 +63,16 @@ class Effort:
     gap: float = AGREEMENT
 
 
+@dataclass(frozen=True)
+class Share:
+    """A rank's blocks of a run: the row of their sum, behind which the row of the rank's own work follows; their columns."""
+
+    row: int
+    run: int
+    rank: int
+    columns: Indices
+
+
 @dataclass
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``values``: the last solution."""
@@ -69,13 +83,16 @@ class Counts:
     bound: float = 0.0
     values: Floats | None = None
     _program: Program | None = None
-    _caps: list[tuple[int, int, int]] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
     _last: int = 0
     _seen: int = 0
     _tightened: bool = False
+    tightenings: int = 0
     _seen_times: Floats | None = None
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
+    _most: list[Indices] = field(default_factory=list)
+    _sides: tuple[Floats, Floats] = (np.zeros(0), np.zeros(0))
 
     @property
     def stream(self) -> Stream:
@@ -116,7 +133,7 @@ class Counts:
             if not self._tightened:
                 self.bound = max(self.bound, min(answer.bound, target_s))
             if answer.values is None:
-                return self.bound < target_s
+                return self.bound < target_s and not answer.optimal
             self.values = answer.values
             length, fresh = self._longer(answer.values)
             if found is not None:
@@ -135,19 +152,64 @@ class Counts:
         """The solver missed a row by its tolerance: ask for a little more room from now on, and prove nothing with it."""
         assert self._program is not None
         self._tightened = True
+        self.tightenings += 1
         for index in self.layout.memory_rows:
             row = self._program.rows[index]
             self._program.bound_row(index, row.low, row.high - (excess_bytes + 1) / self.shape.capacity_bytes)
 
+    def hold(self, counts: Floats) -> None:
+        """Fix the whole numbers of blocks and where runs end; before anything is solved."""
+        assert self._program is None
+        program = self._model()
+        for columns in (self.layout.n_at, self.layout.break_at):
+            program.low[columns] = program.high[columns] = np.rint(counts[columns])
+
+    def keep(self, share: Share, fewest: int = 0, largest: float = math.inf) -> None:
+        """A rank has so many blocks of a run, and no more than it can have: then its own work takes at least so long."""
+        assert self._program is not None and self._costs is not None
+        cap = float(self._most[share.run][share.rank])
+        self._program.bound_row(share.row, float(fewest) if fewest else -math.inf, max(float(fewest), min(largest, cap)))
+        own_s = self._costs.own_s(share.run, share.rank, fewest) if fewest else 0.0
+        self._program.bound_row(share.row + 1, own_s / self.shape.microbatches, math.inf)
+
+    def look(self, effort: Effort) -> tuple[Outcome, bool]:
+        """Solve with real variables, whatever bounds the columns have now, and add the paths that are longer than known. Says
+        also whether none was. The bound is that of plans quicker than the target, of which there may be none."""
+        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
+        program.add([self.layout.path_row(path) for path in paths[self._seen :]])
+        self._seen = len(paths)
+        answer = program.solve(whole=False, time_limit_s=max(0.0, effort.deadline - time.perf_counter()))
+        if answer.values is None:
+            return answer, True
+        self.values = answer.values
+        program.forget(answer.values, MOST_PATHS, NEWEST_PATHS)
+        length, fresh = self._longer(answer.values, BRANCH_PATHS)
+        program.add([self.layout.path_row(path) for path in fresh])
+        paths += [path for path in fresh if path not in paths]
+        self._seen = len(paths)
+        return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
+
+    def restrict(self, target_s: float) -> bool:
+        """Count with plans quicker than the target only. False where there is none."""
+        self._model()
+        return self._restrict(target_s)
+
+    def bound_column(self, column: int, low: float, high: float) -> None:
+        """A column between these sides and those that it had at first."""
+        first, last = self._sides[0][column], self._sides[1][column]
+        self._model().bound_column(column, max(first, low), min(last, high))
+
     def _model(self) -> Program:
         if self._program is None:
             self._program = self.layout.program()
+            self._sides = (self._program.low.copy(), self._program.high.copy())
             for run in range(len(self.stream.runs)):
                 for rank in range(self.shape.pipeline):
                     members = self.layout.members(run, rank)
                     if members.size and self.stream.runs[run].count > 1:
-                        self._caps.append((len(self._program.rows), run, rank))
+                        self.shares.append(Share(len(self._program.rows), run, rank, self.layout.n_at[members]))
                         self._program.add_sum(self.layout.n_at[members])
+                        self._program.add([self.layout.work_row(run, rank, 0.0, 0.0)])
             self._last = len(self._program.rows)
             self._program.add_sum(np.array([LENGTH, LENGTH + 1]))
         return self._program
@@ -158,16 +220,16 @@ class Counts:
         if self._costs is None or target_s < self._limit_s:
             self._costs, self._limit_s = self.ranks.sharper(target_s), target_s
             self.bound = max(self.bound, min(self._costs.bound, target_s))
-            most = [self._costs.most(run, target_s) for run in range(len(self.stream.runs))]
-            if any(int(caps.sum()) < run.count for caps, run in zip(most, self.stream.runs, strict=True)):
+            self._most = [self._costs.most(run, target_s) for run in range(len(self.stream.runs))]
+            if any(int(caps.sum()) < run.count for caps, run in zip(self._most, self.stream.runs, strict=True)):
                 return False
-            for row, run, rank in self._caps:
-                self._program.bound_row(row, -math.inf, float(most[run][rank]))
+            for share in self.shares:
+                self.keep(share)
             self._program.bound_row(self._last, -math.inf, target_s)
-            self._program.add(self.layout.work_rows(self._costs, most))
+            self._program.add(self.layout.work_rows(self._costs, self._most))
         return self.bound < target_s
 
-    def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:
+    def _longer(self, values: Floats, most: int = PATHS) -> tuple[float, list[CriticalPath]]:
         """The simulated length of the solution, and paths that are longer than it says. Also those of the mean of all solutions
         so far: solutions jump from corner to corner, their mean lies where the paths of good plans are."""
         shape = self.shape
@@ -178,7 +240,7 @@ class Counts:
         for point in (self._seen_times, times):
             stages = [StageTimes(*map(float, row)) for row in point]
             length, paths = longest_paths(
-                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, PATHS
+                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, most
             )
             found += paths
         known = [StageTimes(*map(float, row)) for row in times]

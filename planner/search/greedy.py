@@ -145,11 +145,13 @@ def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds:
     ]
     total = shape.microbatches * chain.costed.batch_bytes
     for stage in owned:
-        passing = (
+        incoming, outgoing = (
             crossing[cut] if 0 < cut < shape.stages and shape.rank_of(cut - 1) != shape.rank_of(cut) else 0
             for cut in (stage, stage + 1)
         )
-        total += receive_buffer_bytes(shape.schedule, stage, shape.stages, shape.microbatches, *passing)
+        total += receive_buffer_bytes(
+            shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing, shape.virtual
+        )
     kept = [chain.costed.context_bytes + crossing[stage + 1] for stage in owned]
     return float(total + max(sum(n * size for n, size in zip(live, kept, strict=True)) for live in shape.live(rank)))
 

@@ -22,12 +22,13 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``low <= sum of values x columns <= high``."""
+    """``low <= sum of values x columns <= high``; ``lasting``: never left out again."""
 
     low: float
     high: float
     columns: Indices
     values: Floats
+    lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Outcome:
 
 
 PRECISE = 1e-9
+LOOSE = 1e-6
+"""A row that is met with more than this to spare is not tight."""
 INFEASIBLE = Outcome(math.inf, math.inf, None, True)
 
 
@@ -74,6 +77,28 @@ class Program:
         self.rows[index] = Row(low, high, row.columns, row.values)
         if index < self._passed:
             self._highs.changeRowBounds(index, low, high)
+
+    def forget(self, values: Floats, most: int, newest: int) -> None:
+        """Where more than ``most`` rows need not last, leave out those of them that these values do not meet tightly, but for
+        the ``newest``. All rows that are bounded later must be before the first of them."""
+        passing = [at for at, row in enumerate(self.rows[: self._passed]) if not row.lasting]
+        if len(passing) <= most:
+            return
+        loose = [
+            at for at in passing[:-newest]
+            if float(self.rows[at].values @ values[self.rows[at].columns]) > self.rows[at].low + LOOSE
+        ]
+        if loose and self._highs is not None:
+            self._highs.deleteRows(len(loose), np.array(loose, dtype=np.int32))
+        gone = set(loose)
+        self.rows = [row for at, row in enumerate(self.rows) if at not in gone]
+        self._passed -= len(loose) if self._highs is not None else 0
+
+    def bound_column(self, index: int, low: float, high: float) -> None:
+        """Other bounds of a column."""
+        self.low[index], self.high[index] = low, high
+        if self._highs is not None:
+            self._highs.changeColBounds(index, low, high)
 
     def solve(self, *, whole: bool, time_limit_s: float, gap: float = 0.0) -> Outcome:
         """The best values, whole where ``whole`` asks for it, until the relative ``gap`` is proven."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan, Prediction
 from planner.search.allowed import Allowed
+from planner.search.branches import Branches
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import Chain
 from planner.search.counted import Ranks
@@ -19,16 +19,17 @@ from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
 from planner.search.greedy import even_cuts, greedy_stages, rounded_cuts
 from planner.search.paths import Pool
-from planner.search.request import Request
+from planner.search.request import Look, Request
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds, chains_of, try_stages
 from planner.search.stream import Stream, stream_of
 from planner.search.works import Work, works
 
 Costing = Callable[[Candidate], CostedGraph | None]
 """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
-Report = Callable[[Plan, Prediction], None]
-FIRST_SLICE_S = 1.0
-"""Seconds of the first look with whole numbers; each further look may take twice as long."""
+FIRST_SLICE_S = 0.5
+"""Seconds of the first look at branches; each further look may take twice as long."""
+REPEATS = 4
+"""So often a solution that does not fit after all is sought again with less memory."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +116,20 @@ class Sketch:
 
 @dataclass
 class Attempt:
-    """One chain of a candidate under way: first its relaxation, then whole counts, then whole choices. ``bound`` of its step is
-    always valid."""
+    """One chain of a candidate under way: first its relaxation, then branches of it. ``bound`` of its step is always valid."""
 
     task: Task
     counts: Counts
     bound: float
-    level: int = 0
     slice_s: float = FIRST_SLICE_S
+    branches: Branches | None = None
+    looks: int = 0
+    _tried: set[tuple[int, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
 
-    def probe(self, report: Report) -> None:
+    def probe(self, report: Look) -> None:
         """A plan with even cuts."""
         self._cut(even_cuts(self.task.chain.block_works, self.counts.shape.stages), report)
 
@@ -136,35 +138,23 @@ class Attempt:
         """Seconds of summing tied gradients, wherever the cuts are."""
         return certain_tied_seconds(self.task)
 
-    def advance(self, target: Callable[[], float], deadline: float, gap: float, report: Report) -> bool:
+    def advance(self, target: Callable[[], float], deadline: float, gap: float, report: Look) -> bool:
         """One look. ``target()``: what a plan must be quicker than to matter. Returns whether nothing more can be learned."""
-        counts = self._counts()
-        whole = self.level > 0
-        until = min(deadline, time.perf_counter() + self.slice_s) if whole else deadline
+        self.looks += 1
+        if self.branches is None:
+            self.branches = Branches(self.counts)
 
-        def found() -> float:
+        def found(counts: Counts) -> float:
             self._report(counts, report)
             return target() - self.tied_s
 
-        effort = Effort(target() - self.tied_s, until, gap=gap / 4)
-        unfinished = counts.solve(effort, whole=whole, found=found if whole else None)
-        self.bound = max(self.bound, counts.bound + self.tied_s)
-        if not whole and counts.values is not None and self.bound < target():
-            self._report(counts, report)
-            self.probe(report)
-        if unfinished and whole:
-            self.slice_s *= 2
-            return False
-        self.level += 1
-        return self.level > 2
+        until = min(deadline, time.perf_counter() + self.slice_s)
+        unfinished = self.branches.solve(Effort(target() - self.tied_s, until, gap=gap / 4), found)
+        self.bound = max(self.bound, self.branches.bound + self.tied_s)
+        self.slice_s *= 2
+        return not unfinished
 
-    def _counts(self) -> Counts:
-        if self.level == 2 and not self.counts.exact:
-            known = self.counts
-            self.counts = Counts(known.ranks, known.pool, exact=True, bound=known.bound)
-        return self.counts
-
-    def _report(self, counts: Counts, report: Report) -> None:
+    def _report(self, counts: Counts, report: Look) -> None:
         """The plan of a solution, or one near it."""
         if counts.exact:
             prediction = try_stages(self.task, counts.stages(), report)
@@ -173,5 +163,14 @@ class Attempt:
         else:
             self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report)
 
-    def _cut(self, cuts: tuple[int, ...], report: Report) -> None:
-        try_stages(self.task, greedy_stages(self.task.chain, self.counts.shape, cuts), report)
+    def _cut(self, cuts: tuple[int, ...], report: Look) -> None:
+        shape = self.counts.shape
+        if cuts in self._tried:
+            return
+        self._tried.add(cuts)
+        for _ in range(REPEATS):
+            prediction = try_stages(self.task, greedy_stages(self.task.chain, shape, cuts), report)
+            if prediction is None or prediction.fits:
+                return
+            excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
+            shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cost_models.collectives import span_of
 from hardware_profiles import Cluster
 from planner.costing import Pricing, cost_graph
 from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
@@ -23,6 +24,7 @@ from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
+from planner.placement.table import remembered, strategy_table
 from planner.search.allowed import Allowed, union_of
 from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
 from planner.search.closed_form import Least, closed_form
@@ -45,10 +47,14 @@ class _Sample:
 
 
 class Prices:
-    """Prices of the candidates of one search; everything is computed once, when it is asked for."""
+    """Prices of the candidates of one search; everything is computed once, when it is asked for. ``known``: prices of another
+    search, whose placements and prices of blocks are taken where they are the same."""
 
-    def __init__(self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate]) -> None:
-        self.graph, self.cluster, self.request = graph, cluster, request
+    def __init__(
+        self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate],
+        *, known: Prices | None = None,
+    ) -> None:
+        self.graph, self.cluster, self.request, self._known = graph, cluster, request, known
         micros: dict[int, set[int]] = defaultdict(set)
         for candidate in candidates:
             micros[candidate.mesh.tensor].add(candidate.micro)
@@ -73,22 +79,43 @@ class Prices:
         if not options:
             return None
         key = (candidate.mesh.tensor, candidate.micro)
-        if key not in self._first:
-            self._first[key] = cost_graph(
+        first = self._home(candidate.mesh.tensor)._first
+        if key not in first:
+            first[key] = cost_graph(
                 self.graph, self.cluster, mesh=candidate.mesh, microbatch=candidate.micro,
                 precision=self.request.precision, zero_group=candidate.zero_group, options=options,
                 accumulation=candidate.accumulation,
             )
-        return replace(self._first[key], states=self.states(candidate))
+        return replace(first[key], states=self.states(candidate))
+
+    def _home(self, tensor: int) -> Prices:
+        """The prices that placements and blocks of a tensor degree are kept with: ``known``, where they are the same there."""
+        known = self._known
+        if known is None or known.graph is not self.graph or known.request.precision != self.request.precision:
+            return self
+        if replace(known.cluster.chip, memory_bytes=self.cluster.chip.memory_bytes) != self.cluster.chip:
+            return self
+        if tensor not in known._micros or known._references(tensor) != self._references(tensor):
+            return self
+        if span_of(known.cluster, tensor, 1) != span_of(self.cluster, tensor, 1):
+            return self
+        return known._home(tensor)
+
+    def _references(self, tensor: int) -> tuple[int, ...]:
+        """The micro-batches that placements are solved at."""
+        smallest = min(self._micros[tensor])
+        return tuple(sorted({smallest, max(micro for micro in self._micros[tensor] if micro <= REFERENCE_STEP * smallest)}))
 
     def options(self, tensor: int) -> tuple[Placements, ...]:
         """The distinct placements of a tensor degree."""
+        home = self._home(tensor)
+        if home is not self:
+            return home.options(tensor)
         if tensor not in self._options:
-            smallest = min(self._micros[tensor])
-            largest = max(micro for micro in self._micros[tensor] if micro <= REFERENCE_STEP * smallest)
             found: list[Placements] = []
-            for micro in sorted({smallest, largest}):
-                for option in place_graph(self.graph, tensor, Pricing(self.cluster, tensor, micro)):
+            rules = remembered(strategy_table)
+            for micro in self._references(tensor):
+                for option in place_graph(self.graph, tensor, Pricing(self.cluster, tensor, micro), rules=rules):
                     if option.placements not in found:
                         found.append(option.placements)
             self._options[tensor] = tuple(found)
@@ -98,15 +125,17 @@ class Prices:
         """What parameters cost under every option."""
         mesh = candidate.mesh
         key = (mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1)
-        if key not in self._states:
-            self._states[key] = tuple(
+        home = self._home(mesh.tensor)
+        states = home._states if home.cluster.levels == self.cluster.levels else self._states
+        if key not in states:
+            states[key] = tuple(
                 state_costs(
                     self.graph, option, self.cluster, mesh, self.request.precision, candidate.zero_group,
                     candidate.accumulation,
                 )
                 for option in self.options(mesh.tensor)
             )
-        return self._states[key]
+        return states[key]
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
@@ -133,6 +162,9 @@ class Prices:
         return blocks
 
     def _least_samples(self, tensor: int, levels: tuple[str, ...]) -> dict[str, _Sample]:
+        home = self._home(tensor)
+        if home is not self:
+            return home._least_samples(tensor, levels)
         if tensor not in self._huge:
             self._huge[tensor] = block_costs(
                 self.graph, self.options(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
@@ -13,37 +14,67 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import StageMemory
 from planner.search.candidates import Candidate
 from planner.search.least import Least, LeastMemory
-from planner.search.request import Request
+from planner.search.prices import Prices
+from planner.search.request import Look, Request, as_it_is
 from planner.search.solve import Fingerprints
 
 GIB = 2**30
 LEAST_S = 20.0
 """Seconds for the proof at most."""
+LOOKS = 3
+"""So often a plan that fits by its sums only is sought again with less memory."""
 Costing = Callable[[Candidate], CostedGraph | None]
 
 
 class MemoryTooSmall(NoPlanFits):
-    """No plan fits in memory. ``least``: the plan that needs the least, None where no candidate can be placed at all."""
+    """No plan fits in memory. ``least``: the plan that needs the least, None where no candidate can be placed at all;
+    ``prices``: what was priced on the way."""
 
-    def __init__(self, wrong: str, right: str, least: Least | None) -> None:
+    def __init__(self, wrong: str, right: str, least: Least | None, prices: Prices | None = None) -> None:
         super().__init__("memory", wrong, right)
-        self.least = least
+        self.least, self.prices = least, prices
 
 
 def last_resort(
     candidates: Sequence[Candidate], prices: Costing, graph: ModelGraph, cluster: Cluster, request: Request,
-    names: Fingerprints,
+    names: Fingerprints, deadline: float = math.inf, look: Look = as_it_is,
 ) -> Least:
-    """A plan that fits, although the search found none in its time. Raises MemoryTooSmall where none does."""
-    given = LEAST_S if request.time_limit_s is None else min(LEAST_S, max(LEAST_S / 4, request.time_limit_s))
-    deadline = time.perf_counter() + given
-    limit = cluster.chip.memory_bytes
-    least = LeastMemory(graph, candidates, prices, cluster, request, names, deadline, enough=limit).run()
+    """A plan that fits, by a closer ``look`` too, although the search found none in its time. ``deadline``: of the whole search
+    (time.perf_counter); a few seconds more where it is near. Raises MemoryTooSmall where nothing fits."""
+    now = time.perf_counter()
+    until = max(now + LEAST_S / 4, min(now + LEAST_S, deadline))
+
+    def thriftiest(enough: float) -> Least | None:
+        return LeastMemory(graph, candidates, prices, cluster, request, names, until, enough=enough).run()
+
+    least = looked_at(thriftiest, cluster.chip.memory_bytes, look)
     if least is None:
         raise MemoryTooSmall("no placement is feasible under these constraints", "another tensor degree", None)
     if least.prediction.fits:
         return least
-    raise MemoryTooSmall(shortage(least), "give it more memory, more devices or fewer constraints", least)
+    known = prices if isinstance(prices, Prices) else None
+    raise MemoryTooSmall(shortage(least), "give it more memory, more devices or fewer constraints", least, known)
+
+
+def looked_at(thriftiest: Callable[[float], Least | None], limit_bytes: int, look: Look) -> Least | None:
+    """A plan of little memory that fits by a closer ``look`` too, else the one that misses the limit by least; None where no
+    candidate can be placed at all. ``thriftiest``: gives a plan of at most so many bytes by its sums, or that of the least."""
+    least: Least | None = None
+    enough = float(limit_bytes)
+    for _ in range(LOOKS):
+        found = thriftiest(enough)
+        if found is None:
+            return None
+        seen, by_sums = look(found.plan, found.prediction), found.peak_bytes
+        if seen.fits and by_sums <= limit_bytes:  # What fits by a closer look only is in no search's space.
+            return replace(found, prediction=seen)
+        if seen.peak_memory_bytes > by_sums:
+            found = replace(found, prediction=seen)
+        least = found if least is None or found.peak_bytes < least.peak_bytes else least
+        if by_sums > enough:
+            break
+        enough -= seen.peak_memory_bytes - limit_bytes
+    return least
 
 
 def shortage(least: Least) -> str:
@@ -58,10 +89,15 @@ def shortage(least: Least) -> str:
     elif least.bound_bytes > limit:
         proof = f"proven: every plan is at least {least.bound_bytes - limit} bytes above the limit"
     else:
-        proof = f"not proven in the time given: no plan needs less than {least.bound_bytes / GIB:.2f} GiB"
+        proof = f"not proven in the time given: no plan needs less than {told(least.bound_bytes)}"
     return (
         f"no plan fits: the least memory (pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}) needs "
-        f"{worst.memory.total / GIB:.2f} GiB on the rank of stage {worst.index}, {category} "
-        f"{getattr(worst.memory, category) / GIB:.2f} GiB of it; the limit is "
-        f"{limit / GIB:.2f} GiB, {least.peak_bytes - limit} bytes too few ({proof})"
+        f"{told(worst.memory.total)} on the rank of stage {worst.index}, {category} "
+        f"{told(getattr(worst.memory, category))} of it; the limit is "
+        f"{told(limit)}, {least.peak_bytes - limit} bytes too few ({proof})"
     )
+
+
+def told(size_bytes: float) -> str:
+    """Bytes for a reader."""
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 100 else f"{size_bytes / 2**20:.2f} MiB"

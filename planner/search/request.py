@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster
 from planner.constraints import Constraints, Headroom
 from planner.ir.errors import PinError
 from planner.ir.plan import OptimizerSettings, Plan, Precision, Prediction
+
+if TYPE_CHECKING:
+    from planner.search.prices import Prices
+
+Look = Callable[[Plan, Prediction], Prediction]
+"""A prediction whose memory was looked at more closely than by sums."""
+
+
+def as_it_is(plan: Plan, prediction: Prediction) -> Prediction:
+    """No closer look."""
+    return prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +74,13 @@ class Request:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """``seconds``: where the search's own time went (cost, solve)."""
+    """``seconds``: where the search's own time went (cost, solve); ``prices``: what it priced, for searches like it."""
 
     plan: Plan
     prediction: Prediction
     certificate: Certificate
     seconds: Mapping[str, float] = field(default_factory=dict)
+    prices: Prices | None = field(default=None, repr=False, compare=False)
 
     @property
     def optimality_gap(self) -> float:

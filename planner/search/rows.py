@@ -201,7 +201,7 @@ class Layout:
         return float(shape.microbatches * self.stream.batch_bytes + sum(
             receive_buffer_bytes(
                 shape.schedule, stage, shape.stages, shape.microbatches,
-                size * int(self.crosses[stage]), size * int(self.crosses[stage + 1]),
+                size * int(self.crosses[stage]), size * int(self.crosses[stage + 1]), shape.virtual,
             )
             for stage in map(int, owned)
         ))
@@ -224,10 +224,10 @@ class Layout:
                 counts = np.arange(fewest, largest + 1)
                 own = np.append(costs.idle_s[run][rank], costs.seconds[run][rank] - costs.before_s[rank])
                 corners = lower_hull(counts, own[counts])
-                rows += [self._work_row(run, rank, *line) for line in corners]
+                rows += [self.work_row(run, rank, *line) for line in corners]
         return rows
 
-    def _work_row(self, run: int, rank: int, slope: float, least: float) -> Row:
+    def work_row(self, run: int, rank: int, slope: float, least: float) -> Row:
         """Seconds a step of all of a rank's work >= least + slope x its blocks of the run."""
         stages = np.flatnonzero(self.rank_of == rank)
         times = np.concatenate([self.time_at(int(stage), 0) + np.arange(self.passes) for stage in stages])
@@ -243,7 +243,8 @@ class Layout:
         counts = np.column_stack([path.forward, path.input_gradient, path.weight_gradient])[:, : self.passes].reshape(-1)
         used = np.flatnonzero(counts)
         columns = np.append(TAIL + 1 + used, LENGTH)
-        return Row(sum(path.transfers) * self.stream.send_s, math.inf, columns, np.append(-counts[used].astype(float), 1.0))
+        low, values = sum(path.transfers) * self.stream.send_s, np.append(-counts[used].astype(float), 1.0)
+        return Row(low, math.inf, columns, values, False)
 
 
 class Transients:

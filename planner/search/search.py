@@ -18,18 +18,21 @@ from planner.search.candidates import enumerate_candidates
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
-from planner.search.request import Certificate, Request, SearchResult
+from planner.search.request import Certificate, Look, Request, SearchResult, as_it_is
 from planner.search.solve import Fingerprints
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
+UNTIL_ANY = 0.5
+"""Part of the time after which a search without any plan looks for the one that takes the least memory."""
 
 
 @dataclass
 class _State:
-    """The frontier of the search. ``heap``: (bound, order, node)."""
+    """The frontier of the search. ``look``: see :func:`search`; ``heap``: (bound, order, node)."""
 
     gap: float
+    look: Look
     heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
     best: tuple[Plan, Prediction] | None = None
     finished_s: float = math.inf
@@ -40,9 +43,13 @@ class _State:
         """What a plan must be quicker than to matter."""
         return math.inf if self.best is None else self.best[1].step_s * (1 - self.gap)
 
-    def report(self, plan: Plan, prediction: Prediction) -> None:
+    def report(self, plan: Plan, prediction: Prediction) -> Prediction:
+        """Keep a plan that is better than all before and fits by a closer look as well; returns what that look saw."""
         if self.best is None or prediction.step_s < self.best[1].step_s:
-            self.best = (plan, prediction)
+            prediction = self.look(plan, prediction)
+            if prediction.fits:
+                self.best = (plan, prediction)
+        return prediction
 
     def push(self, node: Sketch | Attempt) -> None:
         if math.isfinite(node.bound):
@@ -50,53 +57,62 @@ class _State:
 
 
 def search(
-    graph: ModelGraph, cluster: Cluster, request: Request, *, costing: Costing | None = None
+    graph: ModelGraph, cluster: Cluster, request: Request, *, costing: Costing | None = None, look: Look = as_it_is,
+    known: Prices | None = None,
 ) -> SearchResult:
     """The best plan, proven to be within ``request.gap`` of the optimum unless the time limit ends the search before.
 
+    ``look``: a closer look at a plan that would be the best so far; where its memory does not fit by that, the plan is passed
+    over. The certificate stays that of the space that the sums of memory admit, of which this leaves a part. ``known``: prices
+    of another search of the same graph.
     Raises PinError where the pins leave no candidate, NoPlanFits where none fits in memory.
     """
     begin = time.perf_counter()
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     cluster = request.limited(cluster)
     candidates = enumerate_candidates(graph, cluster, request)
-    own = Prices(graph, cluster, request, candidates)
+    own = Prices(graph, cluster, request, candidates, known=known)
     prices = own if costing is None else costing
-    state = _State(request.gap)
+    state = _State(request.gap, look)
     for candidate in candidates:
         state.push(Sketch(candidate, own.bound(candidate) if costing is None else 0.0))
     costed = time.perf_counter()
-    deadline = costed + (math.inf if request.time_limit_s is None else request.time_limit_s)
-    _refine(state, Scope(graph, prices, cluster, request, names), deadline)
+    scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
+    deadline = math.inf if limit_s is None else costed + limit_s
+    _refine(state, scope, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
     if state.best is None:
-        found = last_resort(candidates, prices, graph, cluster, request, names)
-        state.report(found.plan, found.prediction)
-    assert state.best is not None
+        found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
+        state.best = (found.plan, found.prediction)
+        _refine(state, scope, deadline)
     plan, prediction = state.best
     left = min((bound for bound, _, _ in state.heap), default=math.inf)
     lower = min(left, state.finished_s, prediction.step_s)
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
-    return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds)
+    return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds, own)
 
 
-def _refine(state: _State, scope: Scope, deadline: float) -> None:
-    """Look closer at the node of the lowest bound, until the best plan is proven or the time is over. A candidate that looks
-    better than all before it gets a plan at once, so that there is one early."""
+def _refine(state: _State, scope: Scope, deadline: float, until_any: float = math.inf) -> None:
+    """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
+    without any plan). A candidate gets a plan at once where it looks better than all before it, so that there is one early, and
+    where its turn comes."""
     record = math.inf
     while state.heap:
         bound, _, node = state.heap[0]
-        if bound >= state.target() or time.perf_counter() > deadline:
+        now = time.perf_counter()
+        if bound >= state.target() or now > deadline or (state.best is None and now > until_any):
             return
         heapq.heappop(state.heap)
         if isinstance(node, Sketch):
-            for part in node.advance(scope, state.target()):
+            parts = node.advance(scope, state.target())
+            for part in parts:
                 state.push(part)
-            if node.counted and node.bound < min(record, state.target()):
-                record = node.bound
-                for attempt in sorted(node.attempts(scope), key=lambda attempt: attempt.bound)[:PROBED]:
-                    attempt.probe(state.report)
+            attempts = [part for part in parts if isinstance(part, Attempt)]
+            if node in parts and node.bound < record:
+                record, attempts = node.bound, node.attempts(scope)
+            for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
+                attempt.probe(state.report)
             continue
-        state.solved += node.level == 1
+        state.solved += node.looks == 1
         if node.advance(state.target, deadline, scope.request.gap, state.report):
             state.finished_s = min(state.finished_s, node.bound)
         else:

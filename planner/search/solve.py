@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, Engine
@@ -15,7 +14,7 @@ from planner.search.allowed import Allowed
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import Chain
 from planner.search.engine import ENGINE, planning_engine
-from planner.search.request import Request
+from planner.search.request import Look, Request
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,13 @@ def _state_vector(costed: CostedGraph, option: int, bodies: set[str], zero: int)
     )
 
 
-def try_stages(
-    task: Task, stages: tuple[StagePlan, ...] | None, report: Callable[[Plan, Prediction], None]
-) -> Prediction | None:
-    """Evaluate stages, where there are any, and report what fits."""
+def try_stages(task: Task, stages: tuple[StagePlan, ...] | None, report: Look) -> Prediction | None:
+    """Evaluate stages, where there are any, and report what fits; what is seen of them then."""
     if stages is None:
         return None
     plan = task.plan(stages)
     prediction = evaluate(plan, task.chain.costed, task.cluster, task.engine)
-    if prediction.fits:
-        report(plan, prediction)
-    return prediction
+    return report(plan, prediction) if prediction.fits else prediction
 
 
 def certain_tied_seconds(task: Task) -> float:

@@ -143,7 +143,8 @@ class Thrift:
         """How many messages a stage's receive buffers hold: of its input, and gradients of its output."""
         shape = self.shape
         inward, outward = (
-            receive_buffer_bytes(shape.schedule, stage, shape.stages, shape.microbatches, *pair) for pair in ((1, 0), (0, 1))
+            receive_buffer_bytes(shape.schedule, stage, shape.stages, shape.microbatches, *pair, shape.virtual)
+            for pair in ((1, 0), (0, 1))
         )
         received = stage > 0 and shape.rank_of(stage - 1) != shape.rank_of(stage)
         returned = stage < shape.stages - 1 and shape.rank_of(stage + 1) != shape.rank_of(stage)

@@ -13,7 +13,8 @@ from planner.evaluate import DTYPES
 from planner.ir.costed import Recompute
 from planner.ir.plan import Batch, Mesh, Precision, Schedule
 from planner.validate.engines import engine_of
-from planner.validate.machines import Unpredictable, cluster_of
+from planner.validate.machines import Unpredictable, chip_cautions, cluster_of
+from planner.validate.recipes import LATENT, completed, head_dim, recomputed_layers
 from planner.validate.rows import Row
 
 Setting = bool | int | float
@@ -43,7 +44,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class RowJob:
-    """``sequence``: tokens of a sample; ``zero_group``: ranks of a shard group; ``ends``: whether embedding and head count
+    """``sequence``: tokens of a sample; ``zero_group``: ranks of a shard group; ``recompute``: of the first
+    ``recomputed_layers``, others keep everything; ``ends``: whether embedding and head count
     as layers when stages are filled; ``cautions``: what stands for something else."""
 
     row: Row
@@ -58,6 +60,7 @@ class RowJob:
     zero: int
     zero_group: int
     recompute: Recompute
+    recomputed_layers: int
     sequence_parallel: bool
     engine: str
     ends: bool
@@ -66,15 +69,14 @@ class RowJob:
 
 def row_job(row: Row) -> RowJob:
     """Say a row as a job. Raises Unpredictable with what is missing or contradictory."""
-    if not row.configured:
-        raise Unpredictable("is not fully configured")
+    row = completed(row)
     absent = [
         name for name in ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "devices", "tensor", "pipeline",
                           "data", "microbatch", "batch", "recompute")
         if getattr(row, name) is None
     ]
     if absent:
-        raise Unpredictable(f"does not state {', '.join(absent)}")
+        raise Unpredictable(f"does not state {', '.join(absent)}{_why(row)}")
     assert row.tensor and row.pipeline and row.data and row.microbatch and row.batch and row.layers and row.sequence
     mesh = Mesh(row.pipeline, row.data, row.context, row.expert, row.tensor)
     if mesh.devices != row.devices:
@@ -85,6 +87,9 @@ def row_job(row: Row) -> RowJob:
     stages = row.pipeline * row.virtual
     engine, cautions = engine_of(row)
     cluster, precision = cluster_of(row), _precision(row)
+    cautions = (*row.doubts, *chip_cautions(row), *cautions)
+    if not row.configured:
+        cautions = (*cautions, "its source does not say everything: predicted from what the row says")
     if DTYPES[precision] not in cluster.chip.peak_flops:
         raise Unpredictable(f"{cluster.chip.name} does not compute in {precision}")
     assert row.recompute is not None
@@ -92,9 +97,14 @@ def row_job(row: Row) -> RowJob:
         row=row, shape=shape_of(row), layers=row.layers, sequence=row.sequence, precision=precision,
         cluster=cluster, mesh=mesh, batch=Batch(row.batch, row.microbatch, accumulation),
         schedule=_schedule(row, accumulation), zero=row.zero, zero_group=_zero_group(row),
-        recompute=row.recompute, sequence_parallel=row.sequence_parallel and row.tensor > 1, engine=engine,
+        recompute=row.recompute, recomputed_layers=min(recomputed_layers(row) or row.layers, row.layers),
+        sequence_parallel=row.sequence_parallel and row.tensor > 1, engine=engine,
         ends=row.layers % stages != 0, cautions=cautions,
     )
+
+
+def _why(row: Row) -> str:
+    return ": it attends over latents, whose ranks no column says" if row.model.startswith(LATENT) else ""
 
 
 def _precision(row: Row) -> Precision:
@@ -134,10 +144,16 @@ def shape_of(row: Row) -> ModelShape:
         "hidden": row.hidden, "heads": row.heads, "ffn_hidden": row.ffn_hidden, "vocab": -(-row.vocab // unit) * unit,
     }
     kv_heads = row.kv_heads or row.heads
-    head_dim = re.search(r"head_dim (\d+)", row.words["notes"])
+    own_dim = head_dim(row)
+    if own_dim is None and row.hidden % row.heads:
+        raise Unpredictable(f"its hidden size of {row.hidden} is no multiple of its {row.heads} heads, and it says no head_dim")
+    if row.heads % kv_heads:
+        raise Unpredictable(f"{row.heads} heads do not share {kv_heads} key and value heads evenly")
     sequence, rest = divmod(row.sequence, row.context)
     if rest:
         raise Unpredictable(f"context {row.context} does not divide the sequence of {row.sequence}")
+    if own_dim is not None:
+        settings["head_dim"] = own_dim
     if row.experts:
         settings |= {"kv_heads": kv_heads, "experts": row.experts, "active": row.active_experts, "gated": row.gated}
         settings["held"], rest = divmod(row.experts, row.expert)
@@ -147,13 +163,9 @@ def shape_of(row: Row) -> ModelShape:
     elif row.gated:
         settings |= {"kv_heads": kv_heads, "tied": _tied(row)}
         spec = f"{EXAMPLES / 'llama.py'}:llama"
-        if head_dim:
-            settings["head_dim"] = int(head_dim[1])
-    elif kv_heads != row.heads or head_dim:
+    elif kv_heads != row.heads or own_dim is not None:
         settings |= {"kv_heads": kv_heads, "tied": _tied(row), "gated": False}
         spec = f"{REFERENCE}:decoder"
-        if head_dim:
-            settings["head_dim"] = int(head_dim[1])
     else:
         settings |= {"tied": _tied(row), "dropout": _dropout(row), "bias": not row.model.startswith("MPT")}
         spec = f"{EXAMPLES / 'gpt.py'}:gpt"

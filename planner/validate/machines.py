@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,6 +11,9 @@ from planner.validate.rows import Row
 
 SITES = {("Jean Zay", "A100-SXM-80GB"): "jean-zay-a100"}
 """Profiles of machines whose links are not those of a vendor's node, by a word of the hardware and the chip."""
+
+CAPPED = "-capped"
+"""Ends the name of a chip whose power is limited."""
 
 
 class Unpredictable(Exception):
@@ -20,7 +24,7 @@ def cluster_of(row: Row) -> Cluster:
     """The row's cluster. Where the row does not say how large the fast domain is or how fast its network, the profile's
     own numbers hold. Raises Unpredictable for a chip without a profile."""
     assert row.devices is not None
-    chip = _plain(f"{row.chip}-capped" if "power limited" in row.hardware else row.chip)
+    chip = _plain(_known_chip(row))
     for (word, part), site in SITES.items():
         if word in row.hardware and chip == _plain(part):
             return _cluster(site, row.devices, None, None)
@@ -28,6 +32,30 @@ def cluster_of(row: Row) -> Cluster:
     if profile is None:
         raise Unpredictable(f"no hardware profile has the chip {row.chip!r}")
     return _cluster(profile, row.devices, row.domain, row.network_bytes_s)
+
+
+def chip_cautions(row: Row) -> tuple[str, ...]:
+    """In words, the chip that stands for one without a profile."""
+    stands, capped = _known_chip(row), f"{row.chip}{CAPPED}"
+    return () if _plain(stands) in (_plain(row.chip), _plain(capped)) else (f"{stands} stands for the chip {row.chip}",)
+
+
+def _known_chip(row: Row) -> str:
+    """The chip itself where a profile has it; else the first by name of the same generation (``H100-PCIe`` is an ``H100``)."""
+    known = _profile_of_chip()
+    if "power limited" in row.hardware and _plain(f"{row.chip}{CAPPED}") in known:
+        return f"{row.chip}{CAPPED}"
+    if _plain(row.chip) in known:
+        return row.chip
+    asked = _generation(_plain(row.chip))
+    alike = sorted(chip for chip in known if asked and _generation(chip) == asked and not chip.endswith(_plain(CAPPED)))
+    return _chip_names()[alike[0]] if alike else row.chip
+
+
+def _generation(chip: str) -> str:
+    """``h100``, ``mi300``, ``tpuv5p`` of a chip's plain name; a Hopper behind an Arm processor is a Hopper."""
+    found = re.match(r"tpuv?\d+[a-z]?|[a-z]+\d+", chip.removeprefix("nvidia").removeprefix("amd"))
+    return found[0].replace("gh200", "h200") if found else ""
 
 
 def forget_profiles() -> None:
@@ -53,6 +81,13 @@ def _at_speed(level: Level, bandwidth: float) -> Level:
     link = level.link
     start = link.half_bytes / link.bandwidth_bytes_s
     return replace(level, link=replace(link, bandwidth_bytes_s=bandwidth, peer_bytes_s=bandwidth, half_bytes=start * bandwidth))
+
+
+@lru_cache(maxsize=1)
+def _chip_names() -> dict[str, str]:
+    """Chips as their profiles write them."""
+    names = (resolve_cluster(f"{name}:1").chip.name for name in profile_names())
+    return {_plain(name): name for name in names}
 
 
 @lru_cache(maxsize=1)

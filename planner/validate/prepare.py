@@ -13,6 +13,7 @@ from hardware_profiles import Cluster
 from hardware_profiles import engine as engine_called
 from planner.costing import GraphWork, Pricing, measure_graph
 from planner.evaluate import DTYPES
+from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import ShardwrightError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import BlockDecision, Plan, StagePlan
@@ -94,12 +95,12 @@ def _prepare(job: RowJob, shelf: _Shelf) -> PreparedRow:
     engine = engine_called(job.engine)
     key = (
         job.shape, job.precision, job.layers, job.mesh.context, job.batch.micro, job.recompute, id(option), engine.keeps,
-        engine.attention, engine.loss,
+        engine.attention, engine.loss, engine.selective, engine.offloaded, engine.matmul_dtype,
     )
     if key not in shelf.counted:
         shelf.counted[key] = measure_graph(
-            graph, job.mesh.tensor, job.batch.micro, (option.placements,), (job.recompute,), job.mesh.context,
-            engine,
+            graph, job.mesh.tensor, job.batch.micro, (option.placements,),
+            tuple(level for level in RECOMPUTE_LEVELS if level in ("none", job.recompute)), job.mesh.context, engine,
         )
     return PreparedRow(job, plan, shelf.counted[key])
 
@@ -172,9 +173,11 @@ def stage_plans(blocks: int, job: RowJob) -> tuple[StagePlan, ...]:
         sizes[-1] += 1
     if job.engine.partition("+")[0] == "nanotron" and stages > 1:
         sizes = _balanced(layers, job)
-    decision = BlockDecision(job.zero, job.recompute)
+    # Engines recompute layers: not the embedding before them nor the head after.
+    again, kept = BlockDecision(job.zero, job.recompute), BlockDecision(job.zero, "none")
+    decisions = [kept, *(again if layer < job.recomputed_layers else kept for layer in range(layers)), kept]
     plans, first = [], 0
     for index, size in enumerate(sizes):
-        plans.append(StagePlan(index, first, first + size, (decision,) * size))
+        plans.append(StagePlan(index, first, first + size, tuple(decisions[first : first + size])))
         first += size
     return tuple(plans)

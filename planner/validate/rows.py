@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.errors import JobError
@@ -22,7 +23,8 @@ class Row:
 
     ``virtual``: virtual stages a pipeline rank; ``experts``: 0 for a dense model; ``network_bytes_s``: one way, of one
     accelerator between fast domains; ``words``: the columns that are kept as text (``zero_or_fsdp``, ``compile_or_fp8``,
-    ``notes`` and the rest), by name. ``step_s``, ``peak_bytes``: measured.
+    ``notes`` and the rest; a column that the table lacks is empty), by name. ``step_s``, ``peak_bytes``: measured.
+    ``doubts``: what the row says in words that are not known, and what was taken instead.
     """
 
     row_id: str
@@ -61,11 +63,12 @@ class Row:
     step_s: float | None
     peak_bytes: float | None
     words: Mapping[str, str]
+    doubts: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
         """What makes two rows the same configuration."""
-        return tuple(self.words[column] for column in DISTINCT)
+        return tuple(self.words.get(column, "") for column in DISTINCT)
 
 
 DISTINCT = (
@@ -74,12 +77,24 @@ DISTINCT = (
 )
 """Columns that tell configurations apart."""
 REQUIRED = (
-    "row_id", "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "seq", "moe_experts", "moe_topk",
-    "hardware", "chip", "fast_domain", "nic_GBps_per_gpu", "n_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "zero_or_fsdp",
-    "micro_batch", "global_batch_seqs", "recompute", "seq_parallel", "dtype", "compile_or_fp8", "step_time_s", "peak_mem_gib",
-    "mlp_type", "full_config", "trust", "family", "zero", "engine",
+    "layers", "hidden", "heads", "ffn_hidden", "vocab", "seq", "chip", "n_gpus", "tp", "pp", "dp", "micro_batch",
+    "global_batch_seqs", "recompute",
 )
-"""Columns that a table of runs has."""
+"""Columns without which no row can be predicted."""
+DEFAULTS = {"full_config": "1", "trust": "B"}
+"""What a table says of all its rows that has no such column."""
+OPTIONAL = (
+    "row_id", "model", "kv_heads", "moe_experts", "moe_topk", "hardware", "fast_domain", "nic_GBps_per_gpu", "vpp", "cp", "ep",
+    "zero_or_fsdp", "seq_parallel", "dtype", "compile_or_fp8", "step_time_s", "peak_mem_gib", "mlp_type", "full_config",
+    "trust", "family", "zero", "engine", "notes",
+)
+"""Columns that are read where a table has them."""
+LARGEST = {
+    "layers": 10_000, "hidden": 2**20, "heads": 2**16, "kv_heads": 2**16, "ffn_hidden": 2**22, "vocab": 2**24, "seq": 2**26,
+    "moe_experts": 2**14, "moe_topk": 2**14, "fast_domain": 2**24, "n_gpus": 2**24, "tp": 2**24, "pp": 2**24, "vpp": 10_000,
+    "dp": 2**24, "cp": 2**24, "ep": 2**24, "micro_batch": 2**20, "global_batch_seqs": 2**30,
+}
+"""Counts beyond these are slips of a pen: orders of magnitude above any run."""
 
 
 def scored_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -101,16 +116,27 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 def parse_rows(text: str, where: str) -> tuple[Row, ...]:
     """The rows of a CSV text. Raises JobError as :func:`read_rows`."""
     reader = csv.DictReader(StringIO(text))
-    missing = [column for column in REQUIRED if column not in (reader.fieldnames or ())]
+    columns = [column.strip() for column in reader.fieldnames or ()]
+    reader.fieldnames = columns
+    missing = [column for column in REQUIRED if column not in columns]
     if missing:
         raise JobError(where, f"has no column {missing[0]}", f"a table of runs has the columns {', '.join(REQUIRED)}")
+    absent = {column: DEFAULTS.get(column, "") for column in OPTIONAL if column not in columns}
     rows = []
-    for line, values in enumerate(reader, start=2):
-        if None in values or None in values.values():
-            count = len(reader.fieldnames or ())
-            raise JobError(f"{where}: line {line}", "has another number of cells than the header", f"give {count} cells")
-        rows.append(_row(values, f"{where}: row {values['row_id'] or line}"))
+    for line, stated in enumerate(_lines(reader, where), start=2):
+        if None in stated or None in stated.values():
+            raise JobError(f"{where}: line {line}", "has another number of cells than the header", f"give {len(columns)} cells")
+        values = absent | stated
+        values["row_id"] = values["row_id"] or f"line {line}"
+        rows.append(_row(values, f"{where}: row {values['row_id']}"))
     return tuple(rows)
+
+
+def _lines(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise JobError(f"{where}: line {reader.line_num}", f"is no CSV ({error})", "give a CSV file") from error
 
 
 def read_failures(path: Path) -> tuple[Row, ...]:
@@ -121,10 +147,10 @@ def read_failures(path: Path) -> tuple[Row, ...]:
         raise JobError(str(path), "cannot be read", "give a CSV file in the form of docs/validation.md") from error
     rows = []
     for number, line in enumerate(lines, start=1):
-        stated = {column: line.get(column, "") for column in REQUIRED}
+        stated = {column: line.get(column, "") or "" for column in (*REQUIRED, *OPTIONAL)}
         hidden = line.get("hidden", "")
         stated |= {
-            "row_id": f"out_of_memory_{number}", "engine": "megatron", "chip": line["hardware"].split(" ")[0], "cp": "1",
+            "row_id": f"out_of_memory_{number}", "engine": "megatron", "chip": stated["hardware"].split(" ")[0], "cp": "1",
             "ffn_hidden": str(4 * int(hidden)) if hidden.isdigit() else "", "mlp_type": "plain", "full_config": "1",
             "trust": "B", "vpp": "1", "zero": "1" if "zero1" in line.get("zero_or_fsdp", "") else "0",
             "notes": line.get("notes", ""), "family": line.get("model", ""),
@@ -139,6 +165,7 @@ class _Cells:
 
     values: Mapping[str, str]
     where: str
+    doubts: list[str] = field(default_factory=list)
 
     def read(self, column: str, form: Callable[[str], _T], right: str) -> _T | None:
         text = self.values[column].strip()
@@ -150,36 +177,54 @@ class _Cells:
             raise JobError(f"{self.where}, column {column}", f"is {text!r}", right) from error
 
     def count(self, column: str) -> int | None:
-        return self.read(column, _count, "give a positive whole number, or nothing")
+        most = LARGEST[column]
+        right = f"give a positive whole number of at most {most:,}, or nothing"
+        return self.read(column, lambda text: _count(text, most), right)
 
     def number(self, column: str) -> float | None:
         return self.read(column, _positive, "give a positive number, or nothing")
 
-    def word(self, column: str, allowed: Mapping[str, _T]) -> _T | None:
-        return self.read(column, lambda text: _known(text, allowed), f"one of {', '.join(allowed)}, or nothing")
+    def word(self, column: str, allowed: Mapping[str, _T], otherwise: _T | None = None) -> _T | None:
+        """A word's meaning, however it is cased; an unknown one is doubted, and means the known one in it or ``otherwise``."""
+        text = self.values[column].strip().lower()
+        if not text or text in allowed:
+            return allowed[text] if text else None
+        inside = next((word for word in allowed if word in text), None)
+        meant = otherwise if inside is None else allowed[inside]
+        kept = next((word for word, meaning in allowed.items() if meaning == meant), "not stated")
+        self.doubts.append(f"{column} {text!r} is not known (one of {', '.join(allowed)}): taken as {kept}")
+        return meant
+
+
+_TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False, "yes": True, "no": False}
 
 
 def _row(values: dict[str, str], where: str) -> Row:
     cells = _Cells(values, where)
     network, memory = cells.number("nic_GBps_per_gpu"), cells.number("peak_mem_gib")
+    zero = cells.word("zero", {f"{stage}{end}": stage for stage in range(4) for end in (".0", "")}, 0)
+    if zero is None:
+        named = re.search(r"zero-?([0-3])", values["zero_or_fsdp"].lower())
+        zero = int(named[1]) if named else 0
     return Row(
-        row_id=values["row_id"], model=values["model"], family=values["family"], engine=values["engine"],
+        row_id=values["row_id"], model=values["model"], family=values["family"] or f"{values['engine']}|{values['chip']}",
+        engine=values["engine"],
         chip=values["chip"], hardware=values["hardware"], trust=values["trust"],
-        configured=bool(cells.word("full_config", {"0": False, "1": True, "0.0": False, "1.0": True})),
+        configured=bool(cells.word("full_config", _TRUTHS, False)),
         layers=cells.count("layers"), hidden=cells.count("hidden"), heads=cells.count("heads"),
         kv_heads=cells.count("kv_heads"), ffn_hidden=cells.count("ffn_hidden"), vocab=cells.count("vocab"),
-        sequence=cells.count("seq"), gated=cells.word("mlp_type", {"plain": False, "gated": True}) or False,
+        sequence=cells.count("seq"), gated=cells.word("mlp_type", {"plain": False, "gated": True}, False) or False,
         experts=cells.count("moe_experts") or 0, active_experts=cells.count("moe_topk") or 0,
         domain=cells.count("fast_domain"), network_bytes_s=None if network is None else network * 1e9,
         devices=cells.count("n_gpus"), tensor=cells.count("tp"), pipeline=cells.count("pp"),
         virtual=cells.count("vpp") or 1, data=cells.count("dp"), context=cells.count("cp") or 1, expert=cells.count("ep") or 1,
-        zero=cells.word("zero", {f"{stage}{end}": stage for stage in range(4) for end in ("", ".0")}) or 0,
+        zero=zero,
         microbatch=cells.count("micro_batch"), batch=cells.count("global_batch_seqs"),
         recompute=cells.word("recompute", {level: level for level in RECOMPUTE_LEVELS}),
-        sequence_parallel=cells.word("seq_parallel", {"True": True, "False": False}) or False,
-        precision=cells.word("dtype", {name: name for name in ("bf16", "fp16", "fp32")}) or "bf16",
+        sequence_parallel=cells.word("seq_parallel", _TRUTHS, False) or False,
+        precision=cells.word("dtype", {name: name for name in ("bf16", "fp16", "fp32")}, "bf16") or "bf16",
         step_s=cells.number("step_time_s"), peak_bytes=None if memory is None else memory * 2**30,
-        words=dict(values),
+        words=dict(values), doubts=tuple(cells.doubts),
     )
 
 
@@ -190,14 +235,8 @@ def _positive(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
+def _count(text: str, most: int) -> int:
     value = _positive(text)
-    if value != int(value):
+    if value != int(value) or value > most:
         raise ValueError(text)
     return int(value)
-
-
-def _known(text: str, allowed: Mapping[str, Any]) -> Any:
-    if text not in allowed:
-        raise ValueError(text)
-    return allowed[text]

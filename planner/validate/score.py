@@ -73,8 +73,8 @@ def score(
 
 
 def _fits(ran: Sequence[RowPrediction], failed: Sequence[RowPrediction]) -> Fits:
-    """Only rows that were really run count: those with a measured step time."""
-    measured = [item for item in ran if item.row.step_s is not None]
+    """Only rows that were really run as they say count: fully configured, with a measured step time."""
+    measured = [item for item in ran if item.row.step_s is not None and item.row.configured]
     missed = [item.row.row_id for item in measured if not item.prediction.fits]
     fitting = [item.row.row_id for item in failed if item.prediction.fits]
     return Fits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hardware_profiles import Engine
-from planner.costing.engine_states import flat_state
+from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.kept import Keeping, loss_operands
 from planner.costing.local import localise
 from planner.costing.measured import measure_block
@@ -90,3 +90,44 @@ def test_flat_buffers_hold_what_their_engines_document(
     held = (state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes)
     assert held == tuple(round(each * elements) for each in expected)
     assert (state.once_comm_s, state.optimizer_s) == (1.0, 4.0)
+
+
+def _gated() -> Body:
+    settings = {"layers": 2, "hidden": HIDDEN, "heads": HEADS, "kv_heads": HEADS, "ffn_hidden": 2 * HIDDEN, "vocab": VOCAB}
+    graph = trace_model(load_model("examples/llama.py:llama", settings, TOKENS), sequence=TOKENS, dtype="bfloat16")
+    return graph.body_of[graph.blocks[1].body]
+
+
+def test_every_other_product_is_kept_and_the_rest_runs_again() -> None:
+    """Of the seven products the first, third, fifth and seventh: query, value, gate and down; attention; and the input."""
+    body, engine = _gated(), Engine(keeps="compiled", selective="alternate")
+    assert _kept(body, "selective", engine) == 2 * STEP * (1 + 1 + 1 + 2 + 1 + 1) + STATISTICS
+    work = measure_block(body, whole_placement(body), BATCH, ("selective",), engine=engine)
+    again = {item.base for item in work.operations if item.node in work.levels["selective"].repeated}
+    assert "scaled_dot_product_attention" not in again
+    products = [item for item in work.operations if item.weighted and item.base == "linear"]
+    assert sum(item.node in work.levels["selective"].repeated for item in products) == 3
+
+
+def test_narrow_products_keep_what_they_read_in_a_byte_an_element() -> None:
+    """Read once more than in half precision by attention alone, which keeps its result as it is."""
+    body = _gated()
+    wide, narrow = (_kept(body, "none", Engine(keeps="fused", matmul_dtype=dtype)) for dtype in (None, "float8"))
+    # Two norms' results and the activation's, which nothing else keeps, and the attended values, which attention keeps too.
+    assert narrow - wide == -STEP * (1 + 1 + 2) + STEP
+
+
+def test_what_waits_in_the_host_s_memory_is_not_kept() -> None:
+    body = _gated()
+    here, there = (
+        measure_block(body, whole_placement(body), BATCH, ("full",), engine=engine).levels["full"]
+        for engine in (Engine(keeps="fused"), Engine(keeps="fused", offloaded=1.0))
+    )
+    assert (here.saved_bytes, there.saved_bytes) == (2 * STEP, 0)
+    assert there.backward_peak_bytes == here.backward_peak_bytes + 2 * STEP
+
+
+def test_parameters_gathered_one_by_one_are_two_at_a_time() -> None:
+    state = gathered_one_by_one(StateCost(0, 0, 0, 99, 1.0, 2.0, 3.0, 4.0), 800, 3, "bf16")
+    assert state.gather_bytes == 1600
+    assert gathered_one_by_one(state, 800, 1, "bf16") == state

@@ -35,7 +35,7 @@ class Emitted:
     ranks: int
 
     def launch(
-        self, workers: Workers, *arguments: str, ranks: int | None = None, timeout_s: float = 60
+        self, workers: Workers, *arguments: str, ranks: int | None = None, timeout_s: float = 180
     ) -> list[Outcome]:
         """Run it; what every rank left."""
         return workers.run(self.directory, ranks or self.ranks, [*ARGUMENTS, *arguments], timeout_s=timeout_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ from tests.matrix.workers import Workers
 pytestmark = pytest.mark.slow
 BATCH, SEQUENCE, VOCABULARY = 4, 20, 51
 ROW = Row(pipeline=2, data=2, zero=1, accumulation=2)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(4)
-    yield group
-    group.stop()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ COUNTS = '''    train(build(), options)
     from torch._dynamo.utils import counters
     print("compiled graphs:", counters["stats"]["unique_graphs"])
 '''
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """Workers may have no children of their own, so each compiles in its own process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-        group = Workers(4)
-    yield group
-    group.stop()
 
 
 @pytest.mark.parametrize("name", ROWS)

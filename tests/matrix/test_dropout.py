@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +48,6 @@ class Place(NamedTuple):
     site: int
     tensor_rank: int
     sharded: bool
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(4)
-    yield group
-    group.stop()
 
 
 def masks_of(workers: Workers, row: Row, directory: Path, steps: int = 2) -> Mapping[Place, list[Tensor]]:

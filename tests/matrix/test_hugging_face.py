@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,13 +54,6 @@ class Logits(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.inner(input_ids=input_ids, use_cache=False).logits
         return logits
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(4)
-    yield group
-    group.stop()
 
 
 def built(folder: Path, graph: ModelGraph) -> Logits:

@@ -102,13 +102,6 @@ def reference_of(model: str, batch: int) -> Reference:
     return train_plainly(plain, [batches.at(step) for step in range(STEPS)])
 
 
-@pytest.fixture(scope="module")
-def workers() -> object:
-    group = Workers(8)
-    yield group
-    group.stop()
-
-
 def run(workers: Workers, directory: Path, world: int) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the first step's gradients, of an emitted program."""
     metrics, gradients = directory / "metrics.jsonl", directory / "gradients.pt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ ROWS = {
     "untied_gpt": Row(tensor=2, accumulation=2),
     "llama": Row(tensor=2, sequence_parallel=True, accumulation=2),
 }
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(2)
-    yield group
-    group.stop()
 
 
 def caught(workers: Workers, model: str, world: int, batch: int, directory: Path) -> bool:
@@ -64,7 +56,7 @@ def test_every_mutant_is_caught(workers: Workers, model: str, tmp_path: Path) ->
     assert not survivors, f"{len(survivors)} of {count} wrong programs pass: {[m.name for m in survivors]}"
 
 
-def test_skipping_the_tied_sum_is_caught(tmp_path: Path) -> None:
+def test_skipping_the_tied_sum_is_caught(workers: Workers, tmp_path: Path) -> None:
     """Embedding and head on different stages: without the sum over the copies the gradients are wrong."""
     row = Row(pipeline=2, accumulation=2)
     plan = make_plan(graph_of("gpt"), row)
@@ -75,12 +67,9 @@ def test_skipping_the_tied_sum_is_caught(tmp_path: Path) -> None:
     mutated = text.replace("if len(stages) > 1]", "if len(stages) > 9]")
     assert mutated != text
     train.write_text(mutated)
-    group = Workers(2)
     try:
-        _, _, gradients = run(group, directory, row.devices)
+        _, _, gradients = run(workers, directory, row.devices)
     except (AssertionError, FileNotFoundError):
         return
-    finally:
-        group.stop()
     name, error = worst_gradient(gradients, reference_of("gpt", plan.batch.total).gradients)
     assert error > 1 and name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,13 +35,6 @@ DECLARES = '''    program = build()
         kinds = [str(ends[0].output_type), str(ends[0].loss_sums[0].dtype)]
         (Path(__file__).with_name("kinds.json")).write_text(json.dumps(kinds))
 '''
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(2)
-    yield group
-    group.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from tests.matrix.workers import Outcome, Workers
 
 pytestmark = pytest.mark.slow
 BLOCKED = ("planner", "codegen", "pydantic", "pulp", "highspy", "jinja2", "yaml", "networkx", "typer", "rich", "transformers")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(2)
-    yield group
-    group.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,6 @@ ROWS = {
     "zbv": Row(tensor=2, pipeline=2, schedule="zbv", zero=2, accumulation=4, microbatch=3),
 }
 VOCABULARY, SEQUENCE = 51, 20
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(8)
-    yield group
-    group.stop()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from tests.matrix.workers import Workers
 
 pytestmark = pytest.mark.slow
 ROWS = [Row(accumulation=2, microbatch=3), Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe")]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    group = Workers(4)
-    yield group
-    group.stop()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import multiprocessing
@@ -13,7 +14,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from tests.runtime.group import PRELOAD
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,9 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
     _forget_meshes()
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    saved, leave = sys.argv, os._exit
-    os._exit = sys.exit  # type: ignore[assignment]  # A program that is refused must not end the worker.
+    saved, leave, run_at_exit = sys.argv, os._exit, atexit._run_exitfuncs
+    os._exit = sys.exit  # type: ignore[assignment]  # A program that ends must not end the worker.
+    atexit._run_exitfuncs = lambda: None  # Among them is the end of torch's libraries.
     sys.argv = [str(directory / "train.py"), *arguments]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -60,17 +65,18 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
         code = 1
         err.write(traceback.format_exc())
     finally:
-        sys.argv, os._exit = saved, leave
+        sys.argv, os._exit, atexit._run_exitfuncs = saved, leave, run_at_exit
         if dist.is_initialized():
             dist.destroy_process_group()
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def _serve(connection: Connection) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
+    import torch._inductor.config
 
     torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1  # A worker may have no children of its own.
     while True:
         task = connection.recv()
         if task is None:
@@ -81,16 +87,19 @@ def _serve(connection: Connection) -> None:
 
 
 class Workers:
-    """``size`` processes; a program of any world size up to that runs on the first of them."""
+    """Up to ``size`` processes, each started when it is first needed; a program of any such world size runs on the first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._start()
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
-        for _ in range(self.size):
+    def _start(self, world: int) -> None:
+        """Have as many processes as a program has ranks. They are forked from one that has imported torch."""
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        for _ in range(len(self._pipes), world):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there,), daemon=True)
             process.start()
@@ -101,6 +110,8 @@ class Workers:
     def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 60) -> list[Outcome]:
         """Run ``directory/train.py`` as ``world`` ranks. A rank that dies or hangs gives exit code -1, and the group
         is started anew."""
+        assert world <= self.size
+        self._start(world)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -123,7 +134,6 @@ class Workers:
             outcomes.append(Outcome(-1, "", "no answer: the rank died or hangs"))
         if broken:
             self.stop(kill=True)
-            self._start()
         return outcomes
 
     def stop(self, *, kill: bool = False) -> None:
@@ -134,3 +144,4 @@ class Workers:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.send(None)
             process.join(timeout=10)
+        self._pipes, self._processes = [], []

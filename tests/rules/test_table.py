@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.graph import Body, BodyValue, Node
-from planner.ir.localize import localize, rank_dependent
+from planner.ir.localize import localize
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, OpStrategy, Placement, Transfer, shard
 from planner.ir.types import Argument, BatchMultiple, Extent, RankSize, Ref, TensorType
 from planner.rules import has_rule, output_key, shard_variants, strategies
@@ -135,11 +135,10 @@ def test_local_literals() -> None:
     assert dict(localize(node, strategy, 4, rank=0))["split_size"] == 8
     assert dict(localize(node, strategy, 4, rank=3))["split_size"] == 4
     assert dict(localize(node, strategy, 4))["split_size"] == RankSize(24, 4)
-    assert rank_dependent(node, strategy, 4)
     node, strategy = chosen("view_q", shard(2, unit=4))
     assert dict(localize(node, strategy, 4, rank=3))["shape"] == (B, 5, 1, 4)
     node, strategy = chosen("parts", PARTIAL)
-    assert localize(node, strategy, 4) == node.arguments and not rank_dependent(node, strategy, 4)
+    assert localize(node, strategy, 4) == node.arguments
 
 
 def test_slices_of_one_value_are_cut_together() -> None:

@@ -117,13 +117,15 @@ def first_loss(toy: Toy) -> tuple[float, float]:
 
 
 def receive_buffers(toy: Toy) -> tuple[int, int]:
-    """Distinct receive buffers of the rank's stage after a step: (activations, gradients)."""
+    """Distinct receive buffers of the rank's stages after a step: (activations, gradients)."""
     trainer = Trainer(build(toy), launch.parse_options([]))
     trainer.step()
-    (stage,) = trainer.program.runner.stages
     return tuple(
-        len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None})
-        for table in (stage.args_recv_info, stage.grad_recv_info)
+        sum(
+            len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None})
+            for table in (getattr(stage, name) for stage in trainer.program.runner.stages)
+        )
+        for name in ("args_recv_info", "grad_recv_info")
     )
 
 

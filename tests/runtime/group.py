@@ -12,7 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining"]
+PRELOAD = [
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining",
+    "torch.distributed._composable.replicate_with_fsdp",
+]
+"""What every worker needs: imported once, by the process that they are forked from."""
 
 
 class WorkerError(AssertionError):

@@ -177,7 +177,7 @@ def test_constants_are_filled_after_the_meta_device() -> None:
     initialize([block], {"x.weight": [("constant", 3.0)]}, 0, CPU)
     assert block.rotary.table.tolist() == [0.0, 1.0, 2.0]
     assert block.a.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
-    assert block.fqn_of("a.weight") == "x.weight"
+    assert block.declarations["a.weight"].fqn == "x.weight"
     assert list(block.state_dict()) == ["a.weight"]
 
 

@@ -22,6 +22,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
 from planner.search import Request, search
 from planner.search.allowed import Allowed
+from planner.search.branches import Branches
 from planner.search.candidates import Candidate
 from planner.search.chain import Chain
 from planner.search.counted import Ranks
@@ -131,11 +132,13 @@ def _check_bounds(case: Case, costed: CostedGraph, best: Prediction | None) -> N
         relaxed, exact = Counts(ranks, {}), Counts(ranks, {}, exact=True)
         relaxed.solve(effort, whole=False)
         bounds = [ranks.costs.bound, ranks.sharper(target - tied_s).bound, relaxed.bound]
-        relaxed.solve(effort, whole=True)
+        branches = Branches(relaxed)
+        assert not branches.solve(effort, lambda counts, target_s=effort.target_s: target_s)
         exact.solve(effort, whole=True)
         met = min(met, exact.bound + tied_s)
-        for bound in (*bounds, relaxed.bound):
+        for bound in (*bounds, branches.bound):
             assert bound <= exact.bound * (1 + 1e-4) or exact.bound >= effort.target_s * (1 - 1e-9)
+        assert branches.bound >= min(exact.bound, effort.target_s) * (1 - 3e-4), "branches leave something out"
     if best is not None:
         assert met <= best.step_s * (1 + 2 * SLACK), "the bound excludes a real plan"
         assert met >= best.step_s * (1 - 3e-4), "the exact program is not exact"

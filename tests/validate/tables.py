@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from planner.validate.rows import REQUIRED, Row, parse_rows
+from planner.validate.rows import OPTIONAL, REQUIRED, Row, parse_rows
 
 STATED = {
     "row_id": "toy", "model": "Toy", "layers": "4", "hidden": "64", "heads": "4", "kv_heads": "4", "ffn_hidden": "256",
@@ -18,7 +18,7 @@ STATED = {
 
 def text(*changes: dict[str, str]) -> str:
     """A CSV with one line for each set of changes."""
-    columns = [*REQUIRED, "notes"]
+    columns = [*REQUIRED, *OPTIONAL]
     lines = [dict.fromkeys(columns, "") | STATED | change for change in changes]
     return "\n".join([",".join(columns), *(",".join(line[column] for column in columns) for line in lines)]) + "\n"
 

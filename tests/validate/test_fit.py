@@ -27,14 +27,14 @@ def test_the_optimum_of_a_linear_problem_is_the_robust_one() -> None:
     """Three of four rows want the parameter a tenth higher, one is far off: the median wins, less a little for the prior."""
     item = Parameter("engine", "any", "pointwise_traffic", 1.0, 0.5, 0.1, 4.0, 1.0)
     errors = np.array([-0.1, -0.1, -0.1, 2.0])
-    point = _optimum(_Linear(np.zeros(1), errors, np.ones((4, 1))), np.full(4, 0.25), np.array([0.5]), [item])
+    point = _optimum(_Linear(np.zeros(1), errors, np.ones((4, 1))), np.full(4, 0.25), np.array([[4.0]]), [item])
     assert point[0] == pytest.approx(0.1, abs=0.03)
 
 
 def test_a_bound_is_never_passed() -> None:
     item = Parameter("engine", "any", "gathers_floor", 0.5, 0.5, 0.02, 1.0, 0.5)
     line = _Linear(np.zeros(1), np.array([-3.0]), np.ones((1, 1)))
-    point = _optimum(line, np.ones(1), np.array([0.5]), [item])
+    point = _optimum(line, np.ones(1), np.array([[4.0]]), [item])
     assert 0.5 * math.exp(point[0]) <= 1.0 + 1e-12
 
 

@@ -35,7 +35,7 @@ def test_degrees_become_a_mesh_and_the_batch_its_accumulation() -> None:
     [
         ({"tp": "2"}, "not the 1 devices"), ({"global_batch_seqs": "5"}, "does not divide the batch"),
         ({"chip": "abacus"}, "abacus"), ({"layers": ""}, "does not state layers"),
-        ({"full_config": "0"}, "not fully configured"), ({"vpp": "2"}, "at least 2 pipeline ranks"),
+        ({"hidden": "66"}, "no multiple"), ({"kv_heads": "3"}, "evenly"), ({"vpp": "2"}, "at least 2 pipeline ranks"),
         ({"chip": "TPUv4", "dtype": "fp16"}, "does not compute in fp16"),
     ],
 )
@@ -99,11 +99,52 @@ def test_links_are_those_that_the_row_states() -> None:
 
 def test_an_engine_without_data_is_predicted_as_its_like_and_says_so() -> None:
     job = _job(engine="abacus", compile_or_fp8="fp8")
-    assert job.engine == "torch-eager"
-    assert job.cautions == ("torch-eager stands for the engine abacus", "torch-eager has no recipe for fp8: predicted without")
+    assert job.engine == "torchtitan-eager+fp8"
+    assert job.cautions == ("torchtitan-eager stands for the engine abacus",)
+    assert _job(engine="abacus", n_gpus="2", tp="2").engine == "megatron-core"
+    assert _job(engine="", chip="TPUv4").engine == "xla"
     assert _job(engine="deepspeed", zero="3").engine == "deepspeed-zero3"
     assert _job(engine="megatron-core", compile_or_fp8="fp8-cs").cautions == ()
 
 
 def test_chips_are_known_however_they_are_spaced() -> None:
     assert _job(chip="TPU v4").cluster.chip.name == _job(chip="TPUv4").cluster.chip.name
+
+
+def test_a_chip_without_a_profile_is_predicted_as_its_generation_and_says_so() -> None:
+    job = _job(chip="H100-PCIE-94GB")
+    assert job.cluster.chip.name.startswith("H100")
+    assert job.cautions == (f"{job.cluster.chip.name} stands for the chip H100-PCIE-94GB",)
+
+
+def test_what_the_source_does_not_say_follows_from_recipes_and_defaults() -> None:
+    experts = {"moe_experts": "8", "moe_topk": "2", "recompute": "", "full_config": "0"}
+    job = _job(engine="megatron-core", model="Qwen3_30B", **experts)
+    assert job.recompute == "none" and dict(job.shape.settings)["head_dim"] == 128
+    assert any("recipes" in caution for caution in job.cautions)
+    with pytest.raises(Unpredictable, match="latents"):
+        _job(engine="megatron-core", model="DeepSeekV3", **experts)
+    assert _job(engine="xla", recompute="", notes="MaxText: nothing printed").recompute == "full"
+
+
+def test_some_layers_may_recompute() -> None:
+    job = _job(recompute="", notes="recipe recomputes 3 of 4 layers fully")
+    (stage,) = stage_plans(job.layers + 2, job)
+    assert [decision.recompute for decision in stage.decisions] == ["none", "full", "full", "full", "none", "none"]
+
+
+def test_layers_recompute_and_the_ends_do_not() -> None:
+    (stage,) = stage_plans(6, _job(recompute="full"))
+    assert [decision.recompute for decision in stage.decisions] == ["none", *["full"] * 4, "none"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [({"engine": "xla", "recompute": "full", "notes": "layer input offloaded"}, "xla+offload"),
+     ({"engine": "xla", "recompute": "full"}, "xla"),
+     ({"engine": "deepspeed", "zero": "3", "recompute": "full"}, "deepspeed-zero3+offload"),
+     ({"engine": "megatron-core", "chip": "GB200-NVL72", "layers": "80", "zero": "3", "zero_or_fsdp": "zero3 (Megatron FSDP)",
+       "compile_or_fp8": "fp8"}, "megatron-core+fp8+offload40of80")],
+)
+def test_activations_wait_in_the_host_s_memory_where_notes_or_recipes_say_so(changes: dict[str, str], engine: str) -> None:
+    assert _job(**changes).engine == engine

@@ -27,9 +27,10 @@ def test_published_runs_are_predicted_in_time_and_those_that_ran_fit() -> None:
     ran = [item for item in predictions if item.row.row_id not in failing]
     result = score(ran, rows, [item for item in predictions if item.row.row_id in failing])
     assert result.rows == 458
-    assert {item.why for item in prepared.skipped} == {"is not fully configured"}
+    assert not any(item.row.configured for item in prepared.skipped)
+    assert len(prepared.skipped) <= 60
     assert result.mean < 0.10
-    # One of the six is known to be missed, and some rows moved activations to the host (docs/validation.md).
+    # One of the six, and one that ran, are known to be missed (docs/validation.md).
     assert result.fits.failed_not_fitting >= 5
-    assert result.fits.ran_fitting >= 0.95 * (result.fits.ran_fitting + result.fits.ran_not_fitting)
+    assert result.fits.ran_not_fitting <= 1
     assert taken_s < SECONDS

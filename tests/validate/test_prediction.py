@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_predicted_are_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = {"row_id": "odd", "chip": "abacus", "seq": "16"}
-    runs = tables.write(tmp_path / "runs.csv", {}, {"row_id": "half", "full_config": "0"}, odd)
+    runs = tables.write(tmp_path / "runs.csv", {}, {"row_id": "half", "micro_batch": ""}, odd)
     said = _printed(capsys, ["validate", "--runs", str(runs), "--picture", str(tmp_path / "p.svg"), "--json"])
     assert [item["row_id"] for item in said["skipped"]] == ["half", "odd"]
     assert "abacus" in said["skipped"][1]["why"]

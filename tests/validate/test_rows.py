@@ -8,7 +8,7 @@ import pytest
 
 from planner.commands.validate import DATA, FAILURES, RUNS
 from planner.ir.errors import JobError
-from planner.validate.rows import parse_rows, read_failures, read_rows, scored_rows
+from planner.validate.rows import REQUIRED, parse_rows, read_failures, read_rows, scored_rows
 from tests.validate import tables
 
 
@@ -31,9 +31,8 @@ def test_rows_without_trust_time_or_configuration_are_not_scored(change: dict[st
 
 @pytest.mark.parametrize(
     ("change", "column"),
-    [({"layers": "many"}, "layers"), ({"tp": "1.5"}, "tp"), ({"recompute": "some"}, "recompute"),
-     ({"step_time_s": "-1"}, "step_time_s"), ({"zero": "4"}, "zero"),
-     ({"seq_parallel": "maybe"}, "seq_parallel"), ({"step_time_s": "nan"}, "step_time_s")],
+    [({"layers": "many"}, "layers"), ({"tp": "1.5"}, "tp"), ({"step_time_s": "-1"}, "step_time_s"),
+     ({"step_time_s": "nan"}, "step_time_s"), ({"hidden": "1e30"}, "hidden"), ({"layers": "20000"}, "layers")],
 )
 def test_a_wrong_cell_is_named_by_row_and_column(change: dict[str, str], column: str) -> None:
     with pytest.raises(JobError) as error:
@@ -42,9 +41,33 @@ def test_a_wrong_cell_is_named_by_row_and_column(change: dict[str, str], column:
     assert next(iter(change.values())) in error.value.wrong
 
 
+def test_an_unknown_word_is_doubted_and_means_the_known_one_in_it() -> None:
+    row = tables.row(recompute="selective (mlp)", zero="stage 3", seq_parallel="maybe", dtype="FP16", mlp_type="mixed")
+    assert (row.recompute, row.zero, row.sequence_parallel, row.precision, row.gated) == ("selective", 3, False, "fp16", False)
+    assert sorted(doubt.split(" ")[0] for doubt in row.doubts) == ["mlp_type", "recompute", "seq_parallel", "zero"]
+    assert tables.row(recompute="some").recompute is None
+
+
 def test_a_missing_column_is_named() -> None:
-    with pytest.raises(JobError, match="has no column engine"):
-        parse_rows(tables.text({}).replace(",engine", ",motor", 1), "runs.csv")
+    with pytest.raises(JobError, match="has no column chip"):
+        parse_rows(tables.text({}).replace(",chip", ",motor", 1), "runs.csv")
+
+
+def test_columns_that_are_not_needed_may_be_missing() -> None:
+    columns = [column for column in tables.STATED if column in REQUIRED]
+    (row,) = parse_rows(",".join(columns) + "\n" + ",".join(tables.STATED[column] for column in columns) + "\n", "runs.csv")
+    assert (row.row_id, row.configured, row.trust, row.family) == ("line 2", True, "B", "|A100-SXM-80GB")
+    assert row.doubts == ()
+
+
+def test_columns_may_come_in_any_order() -> None:
+    lines = [line.split(",") for line in tables.text({}).splitlines()]
+    turned = "\n".join(",".join(reversed(line)) for line in lines)
+    assert parse_rows(turned, "runs.csv") == (tables.row(),)
+
+
+def test_zero_is_read_from_the_source_s_words_where_its_own_column_is_empty() -> None:
+    assert tables.row(zero="", zero_or_fsdp="zero3 (FSDP2)").zero == 3
 
 
 def test_a_line_with_too_few_cells_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Receive buffers that the stages of an emitted program take in turns, where torch keeps one for every micro-batch.
+
+A buffer is in use from the moment that its receive is posted, which torch does when the sender is due to have computed
+(``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``), until the micro-batch's last pass on the stage. So a stage
+needs about as many as it has micro-batches alive; the emitted program's rule is to have one more.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cost_models.live import live_profiles
+from cost_models.schedules import rank_of_stage
+
+Slots = tuple[int, int]
+
+
+@lru_cache(maxsize=4096)
+def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Slots, ...]:
+    """By virtual stage, buffers for inputs of micro-batches and for gradients of outputs (whether
+    the stage receives at all is the caller's to know). An illegal interleaved or zero-bubble schedule raises
+    ValueError.
+
+    An input for each micro-batch alive and one more; two gradients, and where backward passes are split one for each rank
+    before (their weight parts wait for so many input gradients), under zbv one more. Interleaved rounds come early where they
+    go from the last rank to the first, or back: two rounds of inputs on the first, one of gradients on the last, at least.
+    What a stage of the same rank hands over or is handed (zbv's turn) is kept for all micro-batches.
+    """
+    stages = range(pipeline * virtual)
+    if name in ("gpipe", "1f1b"):
+        in_flight = [microbatches if name == "gpipe" else min(pipeline - stage, microbatches) for stage in stages]
+        return tuple((min(count + 1, microbatches), min(2, microbatches)) for count in in_flight)
+    profiles = live_profiles(name, pipeline, virtual, microbatches)
+    alive = [max(column) for rank in range(pipeline) for column in zip(*profiles[rank], strict=True)]
+    turn = microbatches // max(1, microbatches // pipeline)
+    found = []
+    for stage in stages:
+        rank = rank_of_stage(name, pipeline, stage)
+        place = 1 if name == "zbv" and stage >= pipeline else stage // pipeline
+        inputs = alive[rank * virtual + place] + 1
+        gradients = 2 + (0 if name == "interleaved-1f1b" else rank) + (name == "zbv")
+        if name == "zbv":
+            inputs = microbatches if stage in (pipeline - 1, pipeline) else inputs
+            gradients = microbatches if stage == pipeline - 1 else gradients
+        else:
+            inputs = max(inputs, 2 * turn) if rank == 0 else inputs
+            gradients = max(gradients, turn) if rank == pipeline - 1 else gradients
+        found.append((min(inputs, microbatches), min(gradients, microbatches)))
+    return tuple(found)

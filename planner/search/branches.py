@@ -1,0 +1,174 @@
+"""Whole numbers of blocks by branching, each branch bounded by its relaxation.
+
+A step depends most on how many blocks of a run a *rank* has in all: its work is whole blocks, what does not fit is recomputed.
+So the sum over a rank's virtual stages is made whole first (with the rank's least work of so many whole blocks as a row of its
+own), then the stages' numbers, then where runs end. A branch without fractions is a *leaf*: its exact program, choices and
+transients counted whole, has no numbers of blocks left to find. Branches differ in bounds of rows and columns only, so a solver
+goes on from its last basis; paths that one branch needs hold for all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.search.counts import Counts, Effort
+from planner.search.linear import Floats
+
+PATIENCE, PROGRESS = 10, 0.03
+"""A branch is parted where so many solutions, each with longer paths than the last, raise its bound by less than this part of
+what is left to the target."""
+REPEATS = 4
+"""So often a leaf's solution that does not fit after all is sought again with less memory."""
+WHOLE = 1e-5
+"""As near to a whole number counts as whole."""
+Key = tuple[bool, int]
+"""What is bounded: a rank's share (its index), or a column."""
+Box = tuple[tuple[Key, tuple[float, float]], ...]
+Found = Callable[[Counts], float]
+"""Is told of a program that has a new solution; answers with the target from then on."""
+
+
+@dataclass
+class _Branch:
+    """``leaf``: its exact program, where numbers of blocks are whole."""
+
+    box: Box
+    leaf: Counts | None = None
+
+
+@dataclass
+class Branches:
+    """The branches of a chain's program that are open. ``heap``: (bound, order, branch)."""
+
+    counts: Counts
+    heap: list[tuple[float, int, _Branch]] = field(default_factory=list)
+    finished_s: float = math.inf
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _applied: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    _limit_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._push(self.counts.bound, _Branch(()))
+
+    @property
+    def bound(self) -> float:
+        """Of T + R: of all branches, or what plans had to be quicker than to matter where they were left."""
+        return min(self.heap[0][0] if self.heap else math.inf, self.finished_s)
+
+    def _push(self, bound: float, branch: _Branch) -> None:
+        heapq.heappush(self.heap, (bound, next(self._order), branch))
+
+    def solve(self, effort: Effort, found: Found) -> bool:
+        """Raise the bound until it passes the target. Returns whether time ended it before."""
+        target_s = effort.target_s
+        while self.heap and self.heap[0][0] < target_s:
+            if time.perf_counter() >= effort.deadline:
+                return True
+            bound, _, branch = heapq.heappop(self.heap)
+            now = replace(effort, target_s=target_s)
+            if branch.leaf is None:
+                target_s = min(target_s, self._open(bound, branch, now, found))
+            else:
+                target_s = min(target_s, self._settle(branch.leaf, branch, now, found))
+        return False
+
+    def _open(self, bound: float, branch: _Branch, effort: Effort, found: Found) -> float:
+        """Bound a branch, and part it. Returns the target from then on."""
+        counts, target_s = self.counts, effort.target_s
+        if not counts.restrict(target_s):
+            self.heap.clear()
+            self.finished_s = min(self.finished_s, target_s)
+            return target_s
+        if self._limit_s != target_s:  # Rows of shares are as at first again.
+            self._applied, self._limit_s = {key: sides for key, sides in self._applied.items() if not key[0]}, target_s
+        self._apply(branch.box)
+        bounds, agreed = [bound], False
+        while not agreed and not _stuck(bounds, target_s):
+            answer, agreed = counts.look(effort)
+            bound = max(bound, min(answer.bound, target_s))
+            bounds.append(bound)
+            if (answer.values is None and not answer.optimal) or (time.perf_counter() > effort.deadline and bound < target_s):
+                self._push(bound, branch)
+                return target_s
+            if bound >= target_s or answer.values is None:
+                self.finished_s = min(self.finished_s, target_s)
+                return target_s
+        assert counts.values is not None
+        parts = self._parts(counts.values)
+        if parts is None:
+            target_s = min(target_s, found(counts))
+            leaf = Counts(counts.ranks, counts.pool, exact=True, bound=bound)
+            leaf.hold(counts.values)
+            self._push(bound, replace(branch, leaf=leaf))
+            return target_s
+        key, below = parts
+        if not key[0]:
+            target_s = min(target_s, found(counts))
+        low, high = dict(branch.box).get(key, (0.0, math.inf))
+        rest = tuple(item for item in branch.box if item[0] != key)
+        self._push(bound, _Branch((*rest, (key, (low, below)))))
+        self._push(bound, _Branch((*rest, (key, (below + 1.0, high)))))
+        return target_s
+
+    def _settle(self, leaf: Counts, branch: _Branch, effort: Effort, found: Found) -> float:
+        """Solve a leaf's exact program. Returns the target from then on."""
+        targets = [effort.target_s]
+
+        def told() -> float:
+            targets.append(min(targets[-1], found(leaf)))
+            return targets[-1]
+
+        before = leaf.tightenings
+        unfinished = leaf.solve(effort, whole=True, found=told)
+        if unfinished or before < leaf.tightenings <= REPEATS:
+            self._push(leaf.bound, branch)
+        else:
+            self.finished_s = min(self.finished_s, leaf.bound)
+        return targets[-1]
+
+    def _apply(self, box: Box) -> None:
+        """Bound rows and columns as the box says, all others as at first."""
+        wanted = dict(box)
+        for key in [key for key in self._applied if key not in wanted]:
+            self._bound(key, 0.0, math.inf)
+            del self._applied[key]
+        for key, sides in wanted.items():
+            if self._applied.get(key) != sides:
+                self._bound(key, *sides)
+                self._applied[key] = sides
+
+    def _bound(self, key: Key, low: float, high: float) -> None:
+        shared, index = key
+        if shared:
+            self.counts.keep(self.counts.shares[index], int(low), high)
+        else:
+            self.counts.bound_column(index, low, high)
+
+    def _parts(self, values: Floats) -> tuple[Key, float] | None:
+        """What is farthest from whole, and its whole part: sums of ranks first, then stages, then ends of runs."""
+        layout = self.counts.layout
+        sums = np.array([values[share.columns].sum() for share in self.counts.shares])
+        for shared, indices, amounts in (
+            (True, np.arange(len(sums)), sums), (False, layout.n_at, values[layout.n_at]),
+            (False, layout.break_at, values[layout.break_at]),
+        ):
+            away = np.abs(amounts - np.rint(amounts))
+            if away.size and away.max() > WHOLE:
+                at = int(away.argmax())
+                return (shared, int(indices[at])), float(math.floor(amounts[at]))
+        return None
+
+
+def _stuck(bounds: list[float], target_s: float) -> bool:
+    """Whether the last paths brought the target no nearer."""
+    if len(bounds) <= PATIENCE:
+        return False
+    gained = bounds[-1] - bounds[-1 - PATIENCE]
+    return gained < (PROGRESS * (target_s - bounds[-1]) if math.isfinite(target_s) else PROGRESS * bounds[-1])

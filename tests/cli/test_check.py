@@ -1,0 +1,106 @@
+"""`show` and `check`: an untouched plan, an edited one, one that contradicts itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.contract import LAYERS, check_contract, edit
+from tests.commands import Outcome, run
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+@pytest.mark.parametrize("which", ["planned", "split"])
+def test_an_untouched_plan_keeps_its_prediction(command: str, which: str, request: pytest.FixtureRequest) -> None:
+    path, outcome = request.getfixturevalue(which)
+    again = run(command, path, "--json")
+    assert again.code == 0 and again.err == ""
+    check_contract(again.json, outcome.json["cluster"]["devices"])
+    for part in ("model", "cluster", "mesh", "batch", "schedule", "stages", "predicted"):
+        assert again.json[part] == outcome.json[part]
+    assert again.json["search"]["lower_bound_s"] == outcome.json["search"]["lower_bound_s"]
+
+
+def test_a_split_plan_says_so(split: tuple[Path, Outcome]) -> None:
+    path, outcome = split
+    check_contract(outcome.json, 8)
+    assert outcome.json["mesh"]["tensor"] == 4
+    text = run("show", path).out
+    assert "over the 4 ranks of the tensor axis" in text and "shard(1)" in text
+    placed = yaml.safe_load(path.read_text())["placements"]["Block"]
+    assert placed["boundary"]["x"] == "shard(1)"
+
+
+def test_check_costs_an_edited_plan_anew(copied: Path, planned: tuple[Path, Outcome]) -> None:
+    def change(data: Any) -> None:
+        data["stages"] = [
+            {"blocks": "embedding - blocks.1", "zero": 1, "recompute": ["none x 2", "full x 1"]},
+            {"blocks": "head", "zero": 1, "recompute": "none"},
+        ]
+
+    edit(copied, change)
+    edited = run("check", copied, "--json")
+    assert edited.code == 0
+    check_contract(edited.json, 4)
+    assert [stage["layers"] for stage in edited.json["stages"]] == [LAYERS[:3], LAYERS[3:]]
+    assert edited.json["stages"][0]["recompute"] == {"none": 2, "full": 1}
+    assert edited.json["predicted"]["step_s"] > planned[1].json["predicted"]["step_s"]
+    assert edited.json["predicted"]["breakdown_s"]["recompute"] > 0
+    assert edited.json["search"]["optimality_gap"] > planned[1].json["search"]["optimality_gap"]
+
+
+def test_a_plan_of_another_batch_claims_no_proof(copied: Path) -> None:
+    def change(data: Any) -> None:
+        data["batch"] = {"global": 8, "micro": 1, "accumulation": 4}
+
+    edit(copied, change)
+    assert run("check", copied, "--json").json["search"]["lower_bound_s"] == 0.0
+    assert "none: an edit has left what was searched" in run("show", copied).out
+
+
+def test_check_leaves_with_1_where_a_plan_no_longer_fits(copied: Path) -> None:
+    chip = copied.with_suffix(".cluster.yaml")
+    cluster = yaml.safe_load(chip.read_text())
+    cluster["chip"]["memory"]["value"] = cluster["chip"]["reserve"]["value"] + 1e6
+    chip.write_text(yaml.safe_dump(cluster, sort_keys=False))
+    refused = run("check", copied)
+    assert refused.code == 2 and "cluster.fingerprint" in refused.error
+    edit(copied, lambda data: data["cluster"].update(fingerprint=refused.error.split("; ")[1].split(",")[0]))
+    outcome = run("check", copied, "--json")
+    assert outcome.code == 1 and "does not fit" in outcome.err and "GiB above the limit" in outcome.err
+    assert outcome.json["predicted"]["peak_memory_bytes"] > 1e6
+    assert "DOES NOT FIT" in run("show", copied).out
+
+
+def test_stages_that_contradict_their_schedule_are_refused(copied: Path) -> None:
+    def change(data: Any) -> None:
+        data["schedule"]["name"] = "interleaved-zero-bubble"
+        data["stages"][1]["recompute"] = "full"
+
+    edit(copied, change)
+    assert "stages.1: interleaved-zero-bubble runs neither ZeRO 3 nor recomputation" in run("check", copied).error
+
+
+def test_tied_parameters_share_their_zero_stage(copied: Path) -> None:
+    edit(copied, lambda data: data["stages"][0].update(zero=1) or data["stages"][1].update(zero=2))
+    assert "stages: embedding, head share tokens.weight" in run("check", copied).error
+
+
+@pytest.mark.parametrize(
+    ("body", "part", "name", "named"),
+    [
+        ("Block", "boundary", ("x", "x_3"), "placements.Block.boundary.x: is replicate, but placements.Embedding."),
+        ("Head", "parameters", ("tokens.weight",), "placements: embedding, head share tokens.weight, which is replicate and"),
+    ],
+)
+def test_placements_that_contradict_one_another_are_refused(
+    body: str, part: str, name: tuple[str, ...], named: str, split: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    for file in split[0].parent.glob("plan.*"):
+        shutil.copy(file, tmp_path)
+    edit(tmp_path / "plan.yaml", lambda data: data["placements"][body][part].update(dict.fromkeys(name, "replicate")))
+    assert named in run("check", tmp_path / "plan.yaml").error

@@ -1,0 +1,72 @@
+"""`emit`, `hardware`, help, and the command as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.contract import check_contract
+from tests.commands import EXAMPLES, SMALL, Outcome, run
+
+
+def test_emit_writes_a_program(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    outcome = run("emit", planned[0], "-o", tmp_path / "program")
+    assert outcome.code == 0 and "torchrun --nproc-per-node 4" in outcome.err
+    assert (tmp_path / "program" / "plan.yaml").read_text() == planned[0].read_text()
+    assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
+
+
+def test_a_foreign_directory_is_left_alone(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert "holds files that are no emitted program" in run("emit", planned[0], "-o", tmp_path).error
+    assert "cannot be written" in run("emit", planned[0], "-o", tmp_path / "thesis.txt" / "program").error
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_hardware(tmp_path: Path) -> None:
+    names = run("hardware").out.split()
+    assert "local-cpu" in names and run("hardware", "--json").json == {"profiles": names}
+    assert "chip.memory_bandwidth" in run("hardware", "dgx-h100").out
+    fields = run("hardware", "dgx-h100", "--json").json["fields"]
+    assert all(set(field) == {"field", "value", "unit", "kind", "source"} for field in fields)
+
+
+def test_help_names_every_command() -> None:
+    outcome = run()
+    assert outcome.code == 0
+    assert all(name in outcome.out for name in ("plan", "show", "check", "emit", "hardware"))
+
+
+def test_what_nobody_foresaw_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr("hardware_profiles.profile_names", broken)
+    outcome = run("hardware")
+    assert outcome.code == 70
+    assert outcome.err.splitlines() == [
+        "internal error: KeyError: 'a\\nb'; please report it, with what `shardwright --debug ...` prints"
+    ]
+    with pytest.raises(KeyError):
+        run("--debug", "hardware")
+
+
+@pytest.mark.slow
+def test_as_a_process(tmp_path: Path) -> None:
+    """One object on standard output, nothing else; a pipe that closes early leaves no traceback."""
+    def shardwright(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "planner", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES.parent, env=environment, check=False)
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    planned = shardwright("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 4, "-o", tmp_path / "plan.yaml", "--json")
+    assert planned.returncode == 0, planned.stderr
+    check_contract(json.loads(planned.stdout), 2)
+    assert len(planned.stdout.splitlines()) == 1
+    wrong = shardwright("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 0)
+    assert (wrong.returncode, wrong.stdout) == (2, "") and wrong.stderr.startswith("error: --batch")

@@ -1,0 +1,81 @@
+"""`plan`: the JSON contract, pins, precision, a job file, what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.contract import LAYERS, check_contract
+from tests.commands import EXAMPLES, SMALL, Outcome, run
+
+
+def test_plan_prints_the_contract(planned: tuple[Path, Outcome]) -> None:
+    report = planned[1].json
+    check_contract(report, 4)
+    assert [name for stage in report["stages"] for name in stage["layers"]] == LAYERS
+    assert report["mesh"]["pipeline"] == 2 and report["schedule"]["name"] == "1f1b"
+    assert "tracing" in planned[1].err and "wrote" in planned[1].err
+
+
+EVERYTHING = {
+    "pipeline": 2, "data": 2, "tensor": 2, "context": 1, "expert": 1, "microbatch": 1, "virtual": 2,
+    "schedule": "interleaved-1f1b", "recompute": "full", "zero": 1, "zero_group": 2, "sequence_parallel": "true",
+}
+
+
+def test_with_everything_pinned_plan_is_a_predictor(tmp_path: Path) -> None:
+    pins = [part for name, value in EVERYTHING.items() for part in ("--pin", f"{name}={value}")]
+    path = tmp_path / "plan.yaml"
+    report = run("plan", *SMALL, "--cluster", "dgx-a100-80gb:1", "--batch", 16, *pins, "-o", path, "--json").json
+    check_contract(report, 8)
+    assert report["mesh"] == {"pipeline": 2, "data": 2, "context": 1, "expert": 1, "tensor": 2}
+    assert report["batch"] == {"global": 16, "micro": 1, "accumulation": 8}
+    assert report["schedule"] == {"name": "interleaved-1f1b", "virtual": 2}
+    for stage in report["stages"]:
+        assert set(stage["zero"]) == {"1"} and set(stage["recompute"]) == {"full"}
+    file = yaml.safe_load(path.read_text())
+    assert file["zero_group"] == 2 and file["precision"] == "bf16"
+    assert file["placements"]["Block"]["boundary"]["x"] == "shard(1)"
+    assert run("check", path, "--json").json["predicted"] == report["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision"), [("local-cpu:1x2", "fp32"), ("dgx-v100:1x2", "fp16"), ("dgx-h100:1x2", "bf16")]
+)
+def test_the_precision_is_the_chips_own(cluster: str, precision: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert run("plan", *SMALL, "--cluster", cluster, "--batch", 4, "-o", path).code == 0
+    assert yaml.safe_load(path.read_text())["precision"] == precision
+
+
+def test_a_job_file_is_the_same_job(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {EXAMPLES / 'gpt.py'}:gpt\nset: {{layers: 2, hidden: 64, vocab: 64}}\nseq: 32\ncluster: local-cpu:1x4\n"
+        "batch: 16\nconstraints: {pipeline: 2, schedule: 1f1b}\noptimizer: {learning_rate: 6e-4}\n"
+    )
+    outcome = run("plan", job, "-o", tmp_path / "plan.yaml", "--json")
+    assert outcome.json["predicted"] == planned[1].json["predicted"]
+    assert yaml.safe_load((tmp_path / "plan.yaml").read_text())["optimizer"]["learning_rate"] == 6e-4
+
+
+def test_what_cannot_fit_leaves_with_3(tmp_path: Path) -> None:
+    cluster = tmp_path / "small.yaml"
+    cluster.write_text("base: local-cpu\nnodes: 1\ndevices_per_node: 2\nchip: {memory: {value: 257, unit: MiB}}\n")
+    outcome = run("plan", *SMALL, "--set", "hidden=512", "--cluster", cluster, "--batch", 4, "-o", tmp_path / "plan.yaml")
+    assert outcome.code == 3
+    assert "the limit is 0.25 GiB" in outcome.error and "bytes too few" in outcome.error
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.slow
+def test_placements_of_other_micro_batches_are_found_again(tmp_path: Path) -> None:
+    """The search places for small calls and prices for all: reading the plan has to place as it did."""
+    path = tmp_path / "plan.yaml"
+    planned = run(
+        "plan", f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "hidden=2048", "--set", "heads=16", "--set", "layers=6", "--set",
+        "vocab=50304", "--seq", 1024, "--cluster", "dgx-h100:1", "--batch", 32, "--pin", "tensor=8", "-o", path, "--json",
+    ).json
+    assert run("check", path, "--json").json["predicted"] == planned["predicted"]

@@ -1,0 +1,115 @@
+"""Arguments, models and jobs that are wrong: one line that says what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import EXAMPLES, SMALL, run
+
+PLAN = ("plan", *SMALL)
+ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (
+            (*PLAN, "--cluster", "dgx-h1000:1"),
+            "unknown profile 'dgx-h1000'; use one of aws-p3-16xlarge, b200-capped, dgx-2, dgx-a100-40gb",
+        ),
+        ((*PLAN, "--cluster", "dgx-h100"), "does not say how many nodes"),
+        ((*PLAN, "--cluster", "dgx-h100:0"), "no positive number of nodes"),
+        ((*PLAN, "--cluster", "dgx-h100:two"), "no positive number of nodes"),
+        ((*PLAN, "--cluster", "dgx-h100:1x9"), "a node of dgx-h100 has 8"),
+        ((*PLAN, "--cluster", "missing.yaml"), "missing.yaml: cannot be read"),
+        (PLAN, "--cluster: is missing"),
+        (("plan", "missing.py:gpt", *ON), "missing.py: no such file"),
+        (("plan", "missing.py", *ON), "missing.py"),
+        (("plan", "hf:missing", *ON), "missing: no such file"),
+        (("plan", f"{EXAMPLES / 'gpt.py'}:nothing", *ON), "nothing is not defined"),
+        (("plan", f"{EXAMPLES / 'gpt.py'}:math", *ON), "math is not callable"),
+        (("plan", f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "layers", *ON), "--set: 'layers' is no assignment"),
+        (("plan", f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "leyers=3", *ON), "takes no keyword 'leyers'"),
+        (("plan", f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "layers=many", *ON), "--set layers"),
+        ((*PLAN, "--cluster", "local-cpu:1x8", "--batch", "0"), "--batch: is 0"),
+        ((*PLAN, "--cluster", "local-cpu:1x8", "--batch", "-4"), "--batch: is -4"),
+        ((*PLAN, "--cluster", "local-cpu:1x8", "--batch", "many"), "--batch"),
+        ((*PLAN, *ON, "--seq", "0"), "--seq: is 0"),
+        ((*PLAN, *ON, "--precision", "int8"), "--precision: is 'int8'; one of bf16"),
+        ((*PLAN, "--cluster", "dgx-v100:1", "--precision", "bf16"), "does not compute in bf16; it has fp16, fp32, fp64"),
+        ((*PLAN, *ON, "--gap", "-1"), "--gap: is -1"),
+        ((*PLAN, *ON, "--gap", "nan"), "--gap: is nan"),
+        ((*PLAN, *ON, "--time-limit", "0"), "--time-limit: is 0"),
+        ((*PLAN, *ON, "--pin", "colour=3"), "K one of pipeline"),
+        ((*PLAN, *ON, "--pin", "tensor"), "'tensor' pins nothing"),
+        ((*PLAN, *ON, "--pin", "tensor=3"), "--pin tensor: 3 does not divide the 8 devices; one of 1, 2, 4, 8"),
+        ((*PLAN, *ON, "--pin", "data=4", "--pin", "tensor=4"), "data=4 x tensor=4 = 16 does not fit the 8 devices"),
+        ((*PLAN, *ON, "--pin", "pipeline=1", "--pin", "data=2", "--pin", "tensor=2"), "= 4 does not fit the 8 devices"),
+        ((*PLAN, *ON, "--pin", "schedule=zbv", "--pin", "recompute=full"), "--pin recompute"),
+        ((*PLAN, *ON, "--pin", "context=2"), "not supported yet"),
+        ((*PLAN, *ON, "--pin", "microbatch=3"), "--pin microbatch: microbatch=3 does not divide the batch of 16"),
+        ((*PLAN, "--cluster", "local-cpu:1x8", "--batch", "12", "--pin", "data=8"), "--pin data: data=8 does not divide"),
+        ((*PLAN, *ON, "--colour", "red"), "shardwright plan: No such option: --colour"),
+        (("plan",), "Missing argument"),
+        (("fly",), "No such command 'fly'"),
+        ((*PLAN, *ON, "-o", EXAMPLES), "is a directory"),
+        ((*PLAN, *ON, "-o", EXAMPLES / "gpt.py" / "plan.yaml"), "cannot be written"),
+        (("hardware", "abacus"), "unknown profile 'abacus'"),
+        (("show", "missing.yaml"), "missing.yaml: cannot be read (No such file or directory)"),
+        (("check", EXAMPLES), "cannot be read (Is a directory)"),
+        (("emit", "missing.yaml"), "missing.yaml: cannot be read"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: tuple[object, ...], named: str) -> None:
+    outcome = run(*arguments)
+    assert outcome.code == 2
+    assert named in outcome.error
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("raise RuntimeError('no such luck')", "RuntimeError: no such luck"),
+        ("def model(:", "SyntaxError"),
+        ("model = 3", "model is not callable"),
+        ("def model():\n    return 3", "returned int"),
+        ("def model():\n    raise SystemExit(4)", "SystemExit"),
+        ("def model(width):\n    return width", "needs the keyword 'width'"),
+        (
+            "import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.e = torch.nn.Embedding(8, 8)\n    def forward(self, input_ids):\n        x = self.e(input_ids)\n"
+            "        if x.sum() > 0:\n            x = x * 2\n        return x\nmodel = M",
+            "model.py",
+        ),
+    ],
+)
+def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(text)
+    outcome = run("plan", f"{file}:model", "--cluster", "local-cpu:1x2", "--batch", 4, "--seq", 8, "-o", tmp_path / "plan.yaml")
+    assert outcome.code == 2
+    assert named in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("model: [", "job.yaml: is not YAML at line"),
+        ("batsh: 3\nmodel: m.py:b", "job.yaml: batsh: is no field"),
+        ("model: m.py:b\nbatch: many", "job.yaml: batch: is 'many'"),
+        ("model: m.py:b\noptimizer: {speed: 3}", "job.yaml: optimizer.speed: is no field"),
+        ("model: m.py:b\nconstraints: {colour: red}\ncluster: dgx-h100:1", "job.yaml: constraints.colour: is no field"),
+        ("model: m.py:b\nconstraints: {tensor: <= x}\ncluster: dgx-h100:1", "constraints.tensor: 'x' is no degree"),
+        ("model: m.py:b\nconstraints: {layers: {a: {tensor: 2}}}\ncluster: dgx-h100:1", "layers.a.tensor: tensor is"),
+        ("model: m.py:b\nconstraints: {schedule: zbv, virtual: 3}\ncluster: dgx-h100:1", "virtual=3 contradicts schedule=zbv"),
+    ],
+)
+def test_a_wrong_job_is_one_line(text: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    outcome = run("plan", file)
+    assert outcome.code == 2
+    assert named in outcome.error

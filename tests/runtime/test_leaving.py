@@ -1,0 +1,69 @@
+"""How a program ends: under torchrun at once and with all that it said, elsewhere by returning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import launch
+from runtime.errors import ProgramError
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import atexit, sys
+from runtime import launch
+
+class Late:
+    def __del__(self):
+        print("taken down")
+
+late = Late()
+atexit.register(print, "registered")
+
+def main():
+    print("buffered")
+    print("an error's line", file=sys.stderr)
+
+launch.main_guard(main)
+print("returned")
+"""
+
+
+def ended(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A process that runs the program with its output piped, which Python then buffers."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTHONUNBUFFERED")}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False,
+        env={**inherited, **environment, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_under_torchrun_a_run_ends_with_0_and_all_that_it_said() -> None:
+    done = ended({"RANK": "1"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "buffered\nregistered\n", "an error's line\n")
+
+
+def test_without_torchrun_a_run_returns() -> None:
+    """A notebook goes on."""
+    done = ended({})
+    assert (done.returncode, done.stderr) == (0, "an error's line\n")
+    assert done.stdout == "buffered\nreturned\nregistered\ntaken down\n"
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "error: file: is wrong; another\n"), ("1", "")])
+def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
+    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> None:
+        raise ProgramError("file", "is wrong", "another")
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        launch.main_guard(refused)
+    assert left.value.code == 2 and capsys.readouterr().err == said
