@@ -30,7 +30,6 @@ RUNS: Mapping[str, dict[str, str]] = {
     "gated": {"mlp_type": "gated", "kv_heads": "2", "ffn_hidden": "176"},
 }
 
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(RUNS))
 def test_plan_with_the_same_pins_prints_the_same_numbers(
@@ -46,13 +45,17 @@ def test_plan_with_the_same_pins_prints_the_same_numbers(
     pins = {
         "pipeline": job.mesh.pipeline, "data": job.mesh.data, "tensor": job.mesh.tensor, "microbatch": job.batch.micro,
         "schedule": job.schedule.name, "virtual": job.schedule.virtual, "zero": job.zero, "zero_group": job.zero_group,
-        "recompute": job.recompute, "sequence_parallel": str(job.sequence_parallel).lower(),
+        "sequence_parallel": str(job.sequence_parallel).lower(),
     }
+    # Block by block: engines recompute layers, not the embedding before them nor the head after.
+    decisions = [decision for stage in item.plan.stages for decision in stage.decisions]
+    levels = [f"{b.name}: recompute={d.recompute}" for b, d in zip(item.counted.graph.blocks, decisions, strict=True)]
     planned = _printed(capsys, [
         "plan", job.shape.spec, "--cluster", str(tmp_path / "cluster.yaml"), "--batch", str(job.batch.total),
         "--seq", str(job.sequence), "--precision", job.precision, "--json", "-o", str(tmp_path / "plan.yaml"),
         *(word for key, value in settings.items() for word in ("--set", f"{key}={str(value).lower()}")),
         *(word for key, value in pins.items() for word in ("--pin", f"{key}={value}")),
+        *(word for level in levels for word in ("--pin", level)),
     ])
     (row,) = said["rows"]
     assert row["predicted_step_s"] == planned["predicted"]["step_s"]
