@@ -11,6 +11,7 @@ from torch.distributed import pipelining
 
 from .dropout import DropoutStream
 from .receives import slots_in_order, slots_of_single
+from .sends import Sends, events_of, releases
 from .zero import BATCH, Microbatching, ZeroStage
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
@@ -57,7 +58,15 @@ class PipelineRunner:
             self.schedule: Any = SINGLE[name](stages[0], microbatches, **arguments)
         else:
             self.schedule = MULTIPLE[name](list(stages), microbatches, **arguments)
+            self._let_go_of_sends()
         self._take_in_turns(name)
+
+    def _let_go_of_sends(self) -> None:
+        """Tell the stages when what they have sent has arrived (:mod:`runtime.sends`)."""
+        orders = {rank: events_of(order) for rank, order in self.schedule.pipeline_order.items()}
+        sends = Sends(releases(orders, self.schedule.rank))
+        for stage in self.stages:
+            stage.sent = sends
 
     def _take_in_turns(self, name: ScheduleName) -> None:
         """Tell the stages how many receive buffers they need (:mod:`runtime.receives`). A stage to which no gradient comes back
@@ -84,6 +93,9 @@ class PipelineRunner:
         target = torch.zeros(self.microbatches, device=device)
         inputs = {f"{BATCH}{name}": tensor for name, tensor in batch.items()}
         self.schedule.step(target=target, losses=losses, return_outputs=False, **inputs)
+        for stage in self.stages:
+            if stage.sent is not None:
+                stage.sent.end_step()
         sums = [loss.detach() for stage in self.stages for loss in stage.loss_sums]
         return torch.stack(sums).sum() if sums else torch.zeros((), device=device)
 

@@ -32,6 +32,7 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 
 from .block import Block, blocks_of
 from .dropout import DropoutStream
+from .sends import Sends
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
@@ -148,7 +149,8 @@ class ZeroStage(PipelineStage):
 
     torch's own stage accumulates whole gradients and reduces them once whatever the blocks were given; this one reduces
     ZeRO-2 and ZeRO-3 blocks' after every backward pass. It takes as many receive buffers in turns as it is told, where torch
-    has one for every micro-batch. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
+    has one for every micro-batch, and lets go of what it has ``sent`` when that has arrived, where torch keeps it until the
+    step is over. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
     ``receives`` and ``sends``: the activations of one micro-batch at the stage's edges (meta tensors, ``requires_grad`` set
     where a gradient flows back), none at the ends of the chain.
     """
@@ -171,6 +173,7 @@ class ZeroStage(PipelineStage):
         self.answered = index == count - 1 or any(self._sent_here)
         self.forward_slots: int | None = None
         self.gradient_slots: int | None = None
+        self.sent: Sends | None = None
         self.loss_sums: list[Tensor] = []
         self._microbatches, self._finished = 0, 0
         self._streams: Callable[[int], DropoutStream] | None = None
@@ -213,17 +216,55 @@ class ZeroStage(PipelineStage):
             self.grad_recv_info[index] = self.grad_recv_info[index % slots]
         return made
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """torch's; what the stage has made of it is let go of later (what is only passed on lies in a receive buffer)."""
+        if self.sent is not None:
+            received = (getattr(info, "buffer", None) for info in self.args_recv_info[fwd_chunk_id])
+            buffers = {buffer.untyped_storage()._cdata for buffer in received if isinstance(buffer, Tensor)}
+            outputs, _ = self.fwd_cache[fwd_chunk_id]
+            made = [value.detach() for value in outputs if _has_own_history(value)]
+            made = [value for value in made if value.untyped_storage()._cdata not in buffers]
+            self.sent.keep(("F", self.stage_index, fwd_chunk_id), made)
+        return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """torch's; the gradients are let go of later."""
+        operations = super().get_bwd_send_ops(bwd_chunk_id)
+        if self.sent is not None:
+            self.sent.keep(("B", self.stage_index, bwd_chunk_id), [operation.tensor for operation in operations])
+        return operations
+
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
         save_forward_output: bool = True,
     ) -> Any:
         """torch's, with the micro-batch's dropout stream among the arguments; keeps the loss sum of the last stage."""
+        self._let_go("F", fwd_chunk_id)
         inputs = {name.removeprefix(BATCH): value for name, value in (kwargs or {}).items()}
         extra = {} if self._streams is None else {"rng": self._streams(fwd_chunk_id)}
         output = super().forward_one_chunk(fwd_chunk_id, args, {**inputs, **extra}, save_forward_output)
         if self.is_last:
             self.loss_sums.append(output.detach().clone())
         return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
+        """torch's, after letting go of what has arrived."""
+        self._let_go("B", bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *arguments, **keywords)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
+        """torch's, after letting go of what has arrived."""
+        self._let_go("W", bwd_chunk_id)
+        if not self.stage_index or any(self._sent_back):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **keywords)
+        # Where no input has a gradient the weight part is the whole pass, as it is in torch on the first stage alone.
+        inputs, _, outputs, gradients = self.backward_state.pop(bwd_chunk_id)
+        given = {"stage_output": outputs[0] if self.is_last else outputs, "output_grads": gradients, "input_values": inputs}
+        return self.backward_maybe_with_nosync("full", given)
+
+    def _let_go(self, kind: str, microbatch: int) -> None:
+        if self.sent is not None:
+            self.sent.before((kind, self.stage_index, microbatch))
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -237,6 +278,8 @@ class ZeroStage(PipelineStage):
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
         inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the dropout stream
+        if backward_type == "input" and not any(self._sent_back):
+            return (None,) * len(inputs), None
         if backward_type == "input":
             self.control.hold()
             made, groups = stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
@@ -247,6 +290,12 @@ class ZeroStage(PipelineStage):
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
         return _apart(stage_backward(outputs, gradients, inputs), gradients), None
+
+
+def _has_own_history(value: Tensor) -> bool:
+    """Whether autograd saw the tensor's memory being made: not so views of parameters, buffers and inputs."""
+    owner = value if value._base is None else value._base
+    return owner.grad_fn is not None
 
 
 def _apart(made: Sequence[Tensor | None], received: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:

@@ -41,6 +41,21 @@ def gathered_one_by_one(state: StateCost, largest: int, zero: int, precision: Pr
     return replace(state, gather_bytes=WORKING_BYTES[precision] * largest) if zero == 3 else state
 
 
+def update_bytes(gradients: int, optimizer: int, zero: int, precision: Precision, engine: Engine) -> int:
+    """What an update makes, of a rank that holds so many bytes of gradients and of moments.
+
+    It lies beside the activations that were freed before: pieces of gigabytes, in which torch's caching allocator cannot put
+    the cached segments of smaller ones together (c10/cuda/CUDACachingAllocator.cpp: blocks are merged within a segment
+    alone). That a full device gives cached segments back before it fails is not counted on.
+    """
+    if zero not in (1, 2):
+        return 0
+    if precision == "fp16":
+        shard = optimizer / (MOMENTS * MASTER_BYTES[precision])
+        return round(engine.updated_fp16 * shard + WORKING_BYTES[precision] * engine.bucket)
+    return round(engine.reduced_bf16 * gradients / held_gradient(precision, engine)) if precision == "bf16" else 0
+
+
 def held_gradient(precision: Precision, engine: Engine) -> float:
     """Bytes of an element's gradients until the step."""
     held = {"fp16": engine.held_fp16, "bf16": engine.held_bf16}.get(precision, 0.0)

@@ -100,11 +100,9 @@ class BlockPasses:
     @cached_property
     def kept_inputs(self) -> frozenset[str]:
         """Inputs whose storages autograd, or recomputation, keeps."""
-        if self.recompute == "full":
-            return self._inputs
         root = self.local.root
         kept = {root.get(v, v) for at, p in enumerate(self.primitives) if at not in self.region_of for v in p.keeps}
-        kept |= {root.get(v, v) for run in self._arranged[1] for v in self._given(run)}
+        kept |= {root.get(v, v) for run in self._arranged[1] for v in self._held(run)}
         return frozenset(kept & self._inputs)
 
     def _given(self, run: range) -> frozenset[str]:
@@ -114,6 +112,10 @@ class BlockPasses:
         made = {value for at in run for value, _ in self.primitives[at].makes}
         read = {value for at in run for value, _ in self.primitives[at].reads}
         return frozenset(read - made - self._state)
+
+    def _held(self, run: range) -> frozenset[str]:
+        """What is held to repeat a run: nothing where autograd asks for nothing that it makes."""
+        return self._given(run) if any(map(self.keeps_anything, run)) else frozenset()
 
     @cached_property
     def forward(self) -> Pass:
@@ -198,7 +200,7 @@ class BlockPasses:
         holding = [
             (at, p.keeps if p.differentiable and at not in self.region_of else ()) for at, p in enumerate(self.primitives)
         ]
-        holding += [(self._holder(run), tuple(self._given(run))) for run in self._arranged[1]]
+        holding += [(self._holder(run), tuple(self._held(run))) for run in self._arranged[1]]
         for at, values in holding:
             for name in (self.local.root.get(value, value) for value in values):
                 if name in given:
@@ -213,7 +215,7 @@ class BlockPasses:
         for at in range(len(self.primitives)):
             run = self.region_of.get(at)
             if run is not None and at == run[0]:
-                held = [s for s in map(environment.find, self._given(run)) if s is not None]
+                held = [s for s in map(environment.find, self._held(run)) if s is not None]
                 for storage in held:
                     storage.references += 1
                 kept.setdefault(self._holder(run), []).extend(held)

@@ -150,17 +150,21 @@ def _outputs(tape: Tape, step: Step) -> list[tuple[str, int | None]]:
 def _single(tape: Tape, step: Step) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own."""
     base = step.node.base if step.node is not None else ""
-    reads = []
+    reads, whole, summed = [], tape.bytes_of(step.outputs[0]), 0
     for operand in step.operands:
         made = tape.bytes_of(operand)
-        if (base in _HANDS_ON and made == tape.bytes_of(step.outputs[0])) or base in _VIEW_GRADIENTS:
+        if (base in _HANDS_ON and made == whole) or base in _VIEW_GRADIENTS:
             made = PASS
-        reads.append((operand, tape.gradient(operand, made) if step.differentiable else None))
+        gradient = tape.gradient(operand, made) if step.differentiable else None
+        reads.append((operand, gradient))
+        if gradient is not None and base in _PRODUCTS and made < whole:
+            summed += whole  # A broadcast operand's gradient is made whole, then summed (engine.cpp, validate_outputs).
     keeps = step.kept if step.differentiable else ()
-    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes)
+    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes, backward=summed)
 
 
 _HANDS_ON = frozenset({"add", "sub", "clone", "contiguous", "dropout"})
+_PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
     "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind",
 })) | frozenset({"cat", "concat", "stack"})
@@ -245,12 +249,12 @@ def _vocabulary_embedding(tape: Tape, step: Step) -> None:
     ids = next(value for value in step.operands[1:] if value != weight)
     count = tape.local.layouts[ids].elements
     size = tape.local.storage_bytes(step.outputs[0])
-    local, rows = tape.name("ids"), tape.name("rows")
+    own, local, rows = tape.name("own"), tape.name("ids"), tape.name("rows")
     made = tape.gradient(weight, tape.bytes_of(weight))
-    tape.add([(ids, None)], [(local, 8 * count)], forward=8 * count + 2 * count)
+    tape.add([(ids, None)], [(own, count), (local, 8 * count)], forward=8 * count)
     tape.add([(weight, made), (local, None)], [(rows, size)], [local] if made is not None else [])
     need = None if made is None else size
-    tape.add([(rows, need)], _outputs(tape, step), (), extra=count)
+    tape.add([(rows, need), (own, None), (local, None)], _outputs(tape, step), [own] if need else [])
 
 
 def _conversion(tape: Tape, step: Step) -> None:

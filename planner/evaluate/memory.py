@@ -18,6 +18,7 @@ from cost_models.live import live_profiles
 from cost_models.memory import MOMENTS
 from cost_models.receives import receive_slots
 from hardware_profiles import Cluster, Engine
+from planner.costing.engine_states import update_bytes
 from planner.evaluate.replay import Peaks, peaks
 from planner.evaluate.stage import StageLoad
 from planner.ir.graph import ModelGraph
@@ -80,7 +81,9 @@ def rank_memories(
             buffers=receive + batch_bytes + gathered + sum(load.constant_bytes for load in mine),
             reserve=0,
         )
-        result.append(replace(held, reserve=cluster.chip.reserve_bytes + round(engine.slack * held.total)))
+        zero = max(decision.zero for index in stages for decision in plan.stages[index].decisions)
+        made = update_bytes(held.gradients, held.optimizer, zero, plan.precision, engine)
+        result.append(replace(held, reserve=cluster.chip.reserve_bytes + made))
     return tuple(result)
 
 
@@ -108,9 +111,9 @@ def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Clu
 def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
     """A rank's peak, and what no rehearsal sees of it.
 
-    Schedules with several stages a rank wait for no send before the step is over (torch 2.13,
-    torch/distributed/pipelining/schedules.py, ``_step_microbatches``: ``send_ops``), and until then the work keeps the tensor
-    (gloo: ``SendWork``; NCCL: ``TensorShelf`` of ProcessGroupNCCL.hpp). The fake process group of a rehearsal keeps none.
+    GPipe waits for its sends at the end of a phase, 1F1B for one of them later than it could (torch 2.13,
+    torch/distributed/pipelining/schedules.py), and until then the work keeps the tensor (gloo: ``SendWork``; NCCL:
+    ``TensorShelf`` of ProcessGroupNCCL.hpp). The fake process group of a rehearsal keeps none.
     """
     unseen = peak.held_bytes
     if cluster.chip.training_dtype != "float32":

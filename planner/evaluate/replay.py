@@ -16,6 +16,7 @@ from typing import Literal
 from cost_models.memory import MASTER_BYTES, MOMENTS
 from cost_models.receives import receive_slots
 from cost_models.schedules import Action, actions
+from cost_models.sends import releases
 from planner.evaluate.heap import CATEGORIES, Category, Heap
 from planner.evaluate.stage_replay import Bodies, StageReplay
 from planner.ir.graph import ModelGraph
@@ -134,9 +135,9 @@ def _begin(plan: Plan, graph: ModelGraph, heap: Heap, stages: Mapping[int, Stage
     master = MASTER_BYTES[plan.precision]
     for stage in stages.values():
         for unit in stage.root.units:
-            kept = sum(parameter.shard for parameter in unit.parameters)
-            heap.add("parameters", master * kept)
-            heap.add("optimizer", MOMENTS * master * kept + STEP_COUNTER_BYTES * len(unit.parameters))
+            heap.add("parameters", master * sum(parameter.shard for parameter in unit.parameters))
+            moments = MOMENTS * master * sum(parameter.shard for parameter in unit.trained)
+            heap.add("optimizer", moments + STEP_COUNTER_BYTES * len(unit.trained))
         for block in stage.blocks:
             for value in graph.body_of[block.body].buffers:
                 heap.add("buffers", value.type.size_bytes(plan.batch.micro))
@@ -155,7 +156,7 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     heap.add("buffers", -batch_bytes - SCALE_BYTES)
     heap.add("activations", -loss)
     before = 0
-    parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.parameters]
+    parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.trained]
     for decays in (True, False):
         for parameter in parameters:
             if parameter.decays == decays:
@@ -171,11 +172,14 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     heap.add("buffers", _receive_bytes(plan, stages))
     heap.add("activations", 4 * count)
     single = name in ("gpipe", "1f1b")
+    let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
     left = Counter(action.stage for action in order)
     active: list[int] = []
     sent = 0
     for at, action in enumerate(order):
         stage = stages[action.stage]
+        for gone in let_go.get(action, ()):
+            heap.add("activations", -(stages[gone.stage].answers if gone.kind == "F" else stages[gone.stage].returns))
         if not single:
             _turn(stages, active, order[at:])
             if action.stage in active:
@@ -183,10 +187,14 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
         left[action.stage] -= 1
         _act(plan, stages, action)
         if action.kind in "BI" and action.stage:
-            kept_as: Category = "buffers" if stage.is_handed else "activations"
-            heap.add(kept_as, -(sent if name == "1f1b" else stage.receives))
-            heap.held += 0 if name == "1f1b" or action.stage - 1 in stages else stage.receives
-            sent = stage.receives
+            if stage.is_handed:
+                heap.add("buffers", -stage.returns)
+            elif name == "1f1b":
+                heap.add("activations", -sent)
+            elif name == "gpipe":
+                heap.add("activations", -stage.returns)
+                heap.held += stage.returns
+            sent = stage.returns
         if name == "1f1b" and action.kind == "B":
             heap.held = _last_warm_up_bytes(stage, len(plan.stages), count)
         if not left[action.stage]:
@@ -207,7 +215,7 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
             heap.add("activations", -stage.sends)
         return
     kind = _KINDS[action.kind]
-    if action.stage == 0:
+    if not stage.returns:
         if kind == "input":
             return
         kind = "full"
@@ -221,8 +229,11 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
     if begins:
         heap.add("activations", -SCALED_BYTES - (0 if plan.schedule.name == "1f1b" else stage.loss_bytes))
     if kind != "input" and not local:
-        heap.add("activations", -stage.sends)
-        heap.held += stage.sends if plan.schedule.name != "1f1b" else 0
+        # Schedules with several stages a rank let go of what they made when it has arrived; of what was passed on, now.
+        single = plan.schedule.name in ("gpipe", "1f1b")
+        gone = stage.sends if single else stage.sends - stage.answers
+        heap.add("activations", -gone)
+        heap.held += gone if plan.schedule.name != "1f1b" else 0
 
 
 def _last_warm_up_bytes(stage: StageReplay, stages: int, count: int) -> int:
@@ -265,5 +276,5 @@ def _receive_bytes(plan: Plan, stages: Mapping[int, StageReplay]) -> int:
         inputs, gradients = slots[index]
         if len(stages) > 1 and not stage.answered:
             inputs = count
-        total += inputs * stage.receives + gradients * stage.sends
+        total += inputs * stage.receives + gradients * stage.answers
     return total

@@ -41,19 +41,21 @@ class Bodies:
 
 @dataclass
 class _Link:
-    """One block in its stage."""
+    """One block in its stage. ``reached``: a gradient arrives at its outputs."""
 
     block: Block
     passes: BlockPasses
     unit: int
     zero: int
     differentiable_inputs: bool
+    reached: bool
     alone: bool
 
 
 class StageReplay:
-    """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``hands_on``,
-    ``is_handed``: to and from a stage of the same rank, which keeps the values themselves as its receive buffers."""
+    """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``returns``, ``answers``: of
+    the gradients that go back for them; ``hands_on``, ``is_handed``: to and from a stage of the same rank, which keeps
+    the values themselves as its receive buffers."""
 
     def __init__(self, bodies: Bodies, stage: StagePlan, heap: Heap) -> None:
         self.plan, self.graph, self.stage, self.heap = bodies.plan, bodies.graph, stage, heap
@@ -65,12 +67,16 @@ class StageReplay:
         self.sizes = _value_bytes(bodies)
         self.receives = sum(self.sizes[name] for name in self.incoming)
         self.sends = sum(self.sizes[name] for name in self.outgoing)
+        self.returns, self.answers = (
+            sum(self.sizes[name] for name in names if self._differentiable(name)) for names in (self.incoming, self.outgoing)
+        )
         units, unit_of = _units(plan, graph, stage)
         self.root = Root(heap, units)
         self.chain = [
             _Link(
                 block, bodies.passes(block.body, decision.recompute), unit_of[at], decision.zero,
                 any(name in graph.activation_types and self._differentiable(name) for name in block.reads),
+                any(bodies.passes(block.body, decision.recompute).gradient_bytes),
                 sum(1 for other in unit_of if other == unit_of[at]) == 1,
             )
             for at, (block, decision) in enumerate(zip(self.blocks, stage.decisions, strict=True))
@@ -126,7 +132,7 @@ class StageReplay:
     @property
     def answered(self) -> bool:
         """Whether a gradient comes back for what the stage sends, or it sends nothing."""
-        return self.is_last or any(self._differentiable(name) for name in self.outgoing)
+        return self.is_last or self.answers > 0
 
     @property
     def loss_bytes(self) -> int:
@@ -148,9 +154,13 @@ class StageReplay:
             self._weights(now)
             return
         root, whole = self.root, kind == "full"
+        if not any(link.reached for link in self.chain):
+            return
         for at in range(len(self.chain) - 1, -1, -1):
             link = self.chain[at]
             unit = root.units[link.unit]
+            if not link.reached:
+                continue
             root.before_backward(unit)
             self._run(at, kind)
             if whole:
@@ -191,7 +201,7 @@ class StageReplay:
             kind, present=self._present(link), owned=owned, incoming=self.is_last or not last, last=last, waits=waits,
             joins=joins,
         )
-        handed, early = (self.receives, passed.edge) if self.is_handed and not at and kind in ("full", "input") else (0, 0)
+        handed, early = (self.returns, passed.edge) if self.is_handed and not at and kind in ("full", "input") else (0, 0)
         heap.passing(activations=passed.peak[0] - early, gradients=passed.peak[1], buffers=early)
         heap.add("activations", passed.after[0] - handed)
         heap.add("gradients", passed.after[1])
@@ -294,7 +304,6 @@ def _units(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit],
 def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, ends: int) -> Unit:
     world = min(plan.zero_group, plan.mesh.data) if zero else 1
     seen: set[str] = set()
-    decays = {parameter.fqn: parameter.decay for parameter in graph.parameters}
     parameters, partial = [], 0
     for block in blocks:
         body = graph.body_of[block.body]
@@ -308,8 +317,9 @@ def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, end
             for size in sizes:
                 whole *= size
             shard = shard_elements(sizes, world)
-            parameters.append(UnitParameter(whole, shard, decays[bound[value.name]]))
-            if placed.state == "shared" and plan.mesh.tensor > 1:
+            known = graph.parameter_of[bound[value.name]]
+            parameters.append(UnitParameter(whole, shard, known.decay, known.trainable))
+            if placed.state == "shared" and plan.mesh.tensor > 1 and known.trainable:
                 partial += shard
     return Unit(
         tuple(parameters), zero, world, zero > 0 and plan.zero_group < plan.mesh.data, WORKING_BYTES[plan.precision],

@@ -16,11 +16,13 @@ from planner.evaluate.heap import Heap
 
 @dataclass(frozen=True, slots=True)
 class UnitParameter:
-    """One parameter of a unit on one rank: ``elements`` whole, ``shard``: of a rank's shard, padding included."""
+    """One parameter of a unit on one rank: ``elements`` whole, ``shard``: of a rank's shard, padding included; ``trained``:
+    whether it gets a gradient."""
 
     elements: int
     shard: int
     decays: bool = True
+    trained: bool = True
 
 
 @dataclass
@@ -51,8 +53,8 @@ class Unit:
     place: int = 0
 
     @property
-    def elements(self) -> int:
-        return sum(parameter.elements for parameter in self.parameters)
+    def trained(self) -> list[UnitParameter]:
+        return [parameter for parameter in self.parameters if parameter.trained]
 
     @property
     def padded(self) -> int:
@@ -173,7 +175,7 @@ class Root:
         if whole:
             heap.add("buffers", -unit.held)
             unit.held = 0
-            last = item * unit.parameters[-1].elements if unit.world > 1 else 0
+            last = item * unit.trained[-1].elements if unit.world > 1 else 0
             self._reduce(unit, whole - last, sums=sums)
             heap.add("gradients", -last)
 
@@ -181,16 +183,16 @@ class Root:
         """Gradients that wait are kept in the masters' dtype."""
         if not unit.own or not unit.casts:
             return
-        for parameter in unit.parameters:
+        for parameter in unit.trained:
             self.heap.add("gradients", unit.master * parameter.elements)
             self.heap.add("gradients", -unit.working * parameter.elements)
-        unit.accumulated, unit.own = unit.master * unit.elements, 0
+        unit.accumulated, unit.own = unit.master * sum(parameter.elements for parameter in unit.trained), 0
 
     def _reduce(self, unit: Unit, whole: int, *, sums: bool) -> None:
         """One flat buffer in, a shard of it out; the result is the gradient, or is added to it. ``whole``: of the gradients
         that go once they are copied; with several ranks a variable of ``foreach_reduce`` holds the last until the end."""
         heap = self.heap
-        self.reduction = unit.master * unit.padded
+        self.reduction = unit.master * unit.world * sum(parameter.shard for parameter in unit.trained)
         heap.add("buffers", self.reduction)
         heap.add("gradients", -whole)
         result = self.reduction // unit.world
