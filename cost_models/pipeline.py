@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cost_models.schedules import Action, Orders, actions, rank_of_stage
 
 NOTHING = -1
@@ -201,6 +204,25 @@ def longest_paths(
     chosen = last[:1] + last[1 :: max(1, (len(last) - 1) // max(1, most - 1))][: most - 1]
     paths = [_path_to(graph, ends, sends, pipeline * virtual, at) for at in chosen]
     return ends[last[0]], list(dict.fromkeys(paths))
+
+
+def lengths(
+    name: str, pipeline: int, virtual: int, microbatches: int, times: NDArray[np.float64], send_s: float
+) -> NDArray[np.float64]:
+    """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
+    gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
+    graph = _graph(name, pipeline, virtual, microbatches)
+    by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
+    durations = np.ascontiguousarray(np.stack(by_kind, axis=-1).reshape(len(times), -1).T)
+    ends = np.empty((len(graph.cost), len(times)))
+    nothing, start = np.zeros(len(times)), np.empty(len(times))
+    for at, (cost, before, source, cut) in enumerate(zip(graph.cost, graph.before, graph.source, graph.cut, strict=True)):
+        begun = nothing if before == NOTHING else ends[before]
+        if source != NOTHING:
+            np.add(ends[source], send_s if cut else 0.0, out=start)
+            begun = np.maximum(begun, start, out=start)
+        np.add(begun, durations[cost], out=ends[at])
+    return np.asarray(ends[[positions[-1] for positions in graph.positions]].max(axis=0))
 
 
 def _durations(times: Sequence[StageTimes]) -> list[float]:

@@ -3,8 +3,9 @@
 A step depends most on how many blocks of a run a *rank* has in all: its work is whole blocks, what does not fit is recomputed.
 So the sum over a rank's virtual stages is made whole first (with the rank's least work of so many whole blocks as a row of its
 own), then the stages' numbers, then where runs end. A branch without fractions is a *leaf*: its exact program, choices and
-transients counted whole, has no numbers of blocks left to find. Branches differ in bounds of rows and columns only, so a solver
-goes on from its last basis; paths that one branch needs hold for all.
+transients counted whole, has no numbers of blocks left to find. Where few ways to lay whole blocks on stages are left by
+simulation (:mod:`patterns`), those are the leaves, and nothing is parted. Branches differ in bounds of rows and columns
+only, so a solver goes on from its last basis; paths that one branch needs hold for all.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import numpy as np
 
 from planner.search.counts import Counts, Effort
 from planner.search.linear import Floats
+from planner.search.patterns import Patterns
 
-PATIENCE, PROGRESS = 10, 0.03
+PATIENCE, PROGRESS = 20, 0.03
 """A branch is parted where so many solutions, each with longer paths than the last, raise its bound by less than this part of
 what is left to the target."""
+NEAR = 0.1
+"""Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -89,8 +93,9 @@ class Branches:
         if self._limit_s != target_s:  # Rows of shares are as at first again.
             self._applied, self._limit_s = {key: sides for key, sides in self._applied.items() if not key[0]}, target_s
         self._apply(branch.box)
+        counts.forget()
         bounds, agreed = [bound], False
-        while not agreed and not _stuck(bounds, target_s):
+        while not agreed and not _stuck(bounds, target_s) and not _met(counts.core_s, bounds[-1], target_s):
             answer, agreed = counts.look(effort)
             bound = max(bound, min(answer.bound, target_s))
             bounds.append(bound)
@@ -100,6 +105,8 @@ class Branches:
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
                 return target_s
+        if not branch.box and self._told_apart(bound, target_s):
+            return target_s
         assert counts.values is not None
         parts = self._parts(counts.values)
         if parts is None:
@@ -116,6 +123,22 @@ class Branches:
         self._push(bound, _Branch((*rest, (key, (low, below)))))
         self._push(bound, _Branch((*rest, (key, (below + 1.0, high)))))
         return target_s
+
+    def _told_apart(self, bound: float, target_s: float) -> bool:
+        """Whether few ways to lay whole blocks on the stages may be quicker than the target: then each is a leaf."""
+        patterns, costs = Patterns(self.counts.stream, self.counts.shape), self.counts.costs
+        if not patterns.possible or costs is None:
+            return False
+        found = patterns.find(costs, target_s)
+        if found is None:
+            return False
+        self.finished_s = min(self.finished_s, target_s)
+        for counts, seconds in zip(found.counts, found.seconds, strict=True):
+            least = max(bound, float(seconds))
+            leaf = Counts(self.counts.ranks, self.counts.pool, exact=True, bound=least)
+            leaf.hold(leaf.layout.laid(patterns.by_run(counts)))
+            self._push(least, _Branch((), leaf))
+        return True
 
     def _settle(self, leaf: Counts, branch: _Branch, effort: Effort, found: Found) -> float:
         """Solve a leaf's exact program. Returns the target from then on."""
@@ -164,6 +187,11 @@ class Branches:
                 at = int(away.argmax())
                 return (shared, int(indices[at])), float(math.floor(amounts[at]))
         return None
+
+
+def _met(core_s: float, bound: float, target_s: float) -> bool:
+    """Whether real variables can raise the bound by little more."""
+    return core_s < target_s and core_s - bound < NEAR * (target_s - bound)
 
 
 def _stuck(bounds: list[float], target_s: float) -> bool:

@@ -33,7 +33,7 @@ from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
 from planner.search.linear import Floats, Indices, Outcome, Program
 from planner.search.paths import Pool, start_paths
-from planner.search.rows import LENGTH, Layout
+from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
 from planner.search.stream import Stream
 
@@ -42,8 +42,8 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 PATHS = 6
 """Paths that one simulation adds at most."""
-BRANCH_PATHS = 2
-"""Likewise where a branch has the paths of those before it."""
+INWARD = 0.8
+"""How far from a solution towards the best point so far paths are sought."""
 MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a branching program has; then those that are not tight are left out, but for the newest."""
 AGREEMENT = 1e-4
@@ -75,7 +75,8 @@ class Share:
 
 @dataclass
 class Counts:
-    """One candidate's program. ``bound``: of T + R; ``values``: the last solution."""
+    """One candidate's program. ``bound``: of T + R; ``values``: the last solution; ``core_s``: simulated T + R of the best
+    mixture of solutions since :meth:`forget`."""
 
     ranks: Ranks
     pool: Pool
@@ -88,7 +89,8 @@ class Counts:
     _seen: int = 0
     _tightened: bool = False
     tightenings: int = 0
-    _seen_times: Floats | None = None
+    core_s: float = math.inf
+    _core: tuple[Floats, float] | None = None
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -105,6 +107,11 @@ class Counts:
     @cached_property
     def layout(self) -> Layout:
         return Layout(self.stream, self.shape, self.exact)
+
+    @property
+    def costs(self) -> RankCosts | None:
+        """What blocks cost the ranks, as far as plans quicker than the last target have them."""
+        return self._costs
 
     @property
     def counts(self) -> tuple[float, ...]:
@@ -183,11 +190,15 @@ class Counts:
             return answer, True
         self.values = answer.values
         program.forget(answer.values, MOST_PATHS, NEWEST_PATHS)
-        length, fresh = self._longer(answer.values, BRANCH_PATHS)
+        length, fresh = self._longer(answer.values)
         program.add([self.layout.path_row(path) for path in fresh])
         paths += [path for path in fresh if path not in paths]
         self._seen = len(paths)
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
+
+    def forget(self) -> None:
+        """What follows is about another part of the solutions."""
+        self.core_s, self._core = math.inf, None
 
     def restrict(self, target_s: float) -> bool:
         """Count with plans quicker than the target only. False where there is none."""
@@ -229,22 +240,29 @@ class Counts:
             self._program.add(self.layout.work_rows(self._costs, self._most))
         return self.bound < target_s
 
-    def _longer(self, values: Floats, most: int = PATHS) -> tuple[float, list[CriticalPath]]:
-        """The simulated length of the solution, and paths that are longer than it says. Also those of the mean of all solutions
-        so far: solutions jump from corner to corner, their mean lies where the paths of good plans are."""
+    def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:
+        """The simulated length of the solution, and paths that are longer than it says. Also those of a point between it and
+        the best mixture of solutions so far: solutions jump from corner to corner, cuts are deepest near good points (in-out
+        separation: Ben-Ameur and Neto 2007, "Acceleration of cutting-plane and column generation algorithms")."""
         shape = self.shape
-        times = self.layout.times(values)
-        self._seen_times = times if self._seen_times is None else 0.5 * self._seen_times + 0.5 * times
         sends = [0.0] + [self.stream.send_s] * (shape.stages - 1)
-        length, found = 0.0, []
-        for point in (self._seen_times, times):
-            stages = [StageTimes(*map(float, row)) for row in point]
-            length, paths = longest_paths(
-                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, most
-            )
-            found += paths
+        times, tail_s = self.layout.times(values), float(values[TAIL])
+        length, found = self._simulate(times, tail_s, sends)
+        if self._core is not None:
+            core_times, core_tail_s = self._core
+            inner = INWARD * core_times + (1 - INWARD) * times
+            found = self._simulate(inner, INWARD * core_tail_s + (1 - INWARD) * tail_s, sends)[1] + found
         known = [StageTimes(*map(float, row)) for row in times]
         return length, [path for path in found if path.seconds(known, sends) > values[LENGTH] * (1 + AGREEMENT / 2)]
+
+    def _simulate(self, times: Floats, tail_s: float, sends: list[float]) -> tuple[float, list[CriticalPath]]:
+        shape, stages = self.shape, [StageTimes(*map(float, row)) for row in times]
+        length, found = longest_paths(
+            shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, PATHS
+        )
+        if length + tail_s < self.core_s:
+            self.core_s, self._core = length + tail_s, (times, tail_s)
+        return length, found
 
     def stages(self) -> tuple[StagePlan, ...]:
         """The stages of an exact solution: counted choices are dealt to the blocks in order."""

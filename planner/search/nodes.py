@@ -19,6 +19,7 @@ from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
 from planner.search.greedy import even_cuts, greedy_stages, rounded_cuts
 from planner.search.paths import Pool
+from planner.search.patterns import Patterns
 from planner.search.request import Look, Request
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds, chains_of, try_stages
 from planner.search.stream import Stream, stream_of
@@ -130,8 +131,12 @@ class Attempt:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
 
     def probe(self, report: Look) -> None:
-        """A plan with even cuts."""
+        """Plans with even cuts: of equal stages, and of equal ranks."""
         self._cut(even_cuts(self.task.chain.block_works, self.counts.shape.stages), report)
+        patterns = Patterns(self.counts.stream, self.counts.shape)
+        if patterns.possible:
+            even = patterns.even()
+            self._cut(patterns.cuts(even[int(patterns.seconds(even).argmin())]), report)
 
     @cached_property
     def tied_s(self) -> float:

@@ -76,6 +76,14 @@ class Layout:
         """Blocks on every virtual stage."""
         return tuple(np.bincount(self.pair_stage, values[self.n_at], self.shape.stages).tolist())
 
+    def laid(self, blocks: Indices) -> Floats:
+        """The columns of whole numbers where stages have these blocks [runs, stages]: how many, and where runs have ended."""
+        values = np.zeros(self.size)
+        values[self.n_at] = blocks[self.pair_run, self.pair_stage]
+        ended = np.cumsum(blocks, axis=1) == blocks.sum(axis=1)[:, None]
+        values[self.break_at] = [float(ended[run, stage]) for stage, run in self.breaks]
+        return values
+
     def times(self, values: Floats) -> Floats:
         """[stages, 3]: the evaluator's seconds of the passes under the chosen values."""
         chosen, stream, stages = values[self.choice_at], self.stream, self.shape.stages

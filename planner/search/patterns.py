@@ -1,0 +1,204 @@
+"""How many blocks every virtual stage has, all ways that may be quicker than a target: rank by rank, by simulation.
+
+With fractions of blocks every rank of an interleaved schedule can be as busy as every other; with whole ones it cannot, and
+what that costs no sum of a rank tells: stages of two blocks and of one meet in the schedule, and ranks wait for each other. A
+schedule's length grows with every stage's time, so stages that are not decided count with the fewest blocks that they can
+have, and a partial assignment is dropped when its simulation is past the target. Many are simulated at once.
+
+Only chains of one long run are told apart so, with at most one block before it and one after it: most models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.pipeline import lengths
+from planner.search.counted import RankCosts
+from planner.search.linear import Floats, Indices
+from planner.search.shape import Shape
+from planner.search.stream import Stream
+from planner.search.tables import ONCE, OPTIMIZER, PASSES
+
+TOGETHER = 10_000_000
+"""Actions times cases that are simulated at once."""
+MOST_ACTIONS = 400_000_000
+"""Actions times cases that one enumeration simulates at most."""
+MOST_WAYS = 40
+"""Ranks whose blocks can lie on their stages in more ways are not told apart: there are too many together."""
+
+
+@dataclass(frozen=True)
+class Assignments:
+    """``counts`` [cases, virtual stages]: blocks of the long run on each stage; ``seconds`` [cases]: no plan with these
+    counts is quicker (the once-a-step part included)."""
+
+    counts: NDArray[np.int64]
+    seconds: Floats
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The assignments of a chain."""
+
+    stream: Stream
+    shape: Shape
+
+    @property
+    def possible(self) -> bool:
+        """Whether the chain is one long run between single blocks, and there is something to tell apart."""
+        return self._long is not None and self.shape.pipeline > 1
+
+    @cached_property
+    def _long(self) -> int | None:
+        counts = [run.count for run in self.stream.runs]
+        long = int(np.argmax(counts))
+        before, after = counts[:long], counts[long + 1 :]
+        return long if counts[long] > 1 and before in ([], [1]) and after in ([], [1]) else None
+
+    @cached_property
+    def _ends(self) -> tuple[bool, bool]:
+        """Whether a single block comes before the run, and after it."""
+        assert self._long is not None
+        return self._long > 0, self._long < len(self.stream.runs) - 1
+
+    @cached_property
+    def fewest(self) -> Indices:
+        """[stages]: the fewest blocks of the run, one on every stage that has nothing else."""
+        fewest = np.ones(self.shape.stages, dtype=np.int64)
+        fewest[0] -= self._ends[0]
+        fewest[-1] -= self._ends[1]
+        return np.maximum(fewest, 0)
+
+    @cached_property
+    def _least(self) -> Floats:
+        """[runs, 3]: seconds of one block's passes for one micro-batch, at least."""
+        floor, rows = self.stream.gathers.floor, []
+        for compute, traffic in self.stream.single:
+            waits = floor * traffic.sums[:, :PASSES].min(axis=0)
+            forward = compute.sums[:, 0].min() + waits[0]
+            whole = compute.sums[:, 1:PASSES].sum(axis=1).min() + waits[1]
+            weight = compute.sums[:, 2].min() if self.shape.splits_backward else 0.0
+            # What is not certainly the weight part's counts with the input part; both where they are one action.
+            given = compute.sums[:, 1].min() + waits[1] if self.shape.splits_backward else whole
+            rows.append((forward, given, weight))
+        return np.array(rows)
+
+    @cached_property
+    def _once_s(self) -> Floats:
+        """[runs]: seconds of one block once a step, at least."""
+        floor = self.stream.gradients.floor
+        return np.array([
+            float((floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]).min()) for _, traffic in self.stream.single
+        ])
+
+    def seconds(self, counts: NDArray[np.int64]) -> Floats:
+        """[cases]: the least step with these numbers of blocks."""
+        stream, shape = self.stream, self.shape
+        assert self._long is not None
+        size = max(1, TOGETHER // (3 * shape.stages * shape.microbatches))
+        parts = [self._simulated(counts[at : at + size]) for at in range(0, len(counts), size)] or [np.zeros(0)]
+        rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+        blocks = np.stack([counts[:, rank_of == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
+        once = blocks * self._once_s[self._long]
+        if self._ends[0]:
+            once[:, rank_of[0]] += self._once_s[0]
+        if self._ends[1]:
+            once[:, rank_of[-1]] += self._once_s[-1]
+        # What hides behind the last backward passes is not counted at all.
+        tail = np.zeros(len(counts)) if stream.gradients.hidden > 0 else once.max(axis=1)
+        return np.concatenate(parts) + tail
+
+    def _simulated(self, counts: NDArray[np.int64]) -> Floats:
+        stream, shape = self.stream, self.shape
+        assert self._long is not None
+        times = counts[:, :, None] * self._least[self._long]
+        if self._ends[0]:
+            times[:, 0] += self._least[0]
+        if self._ends[1]:
+            times[:, -1] += self._least[-1]
+        times[:, :, 0] += stream.context_s
+        rank_of = [shape.rank_of(stage) for stage in range(shape.stages)]
+        crosses = np.array([False, *(a != b for a, b in pairwise(rank_of)), False])
+        stopped = stream.blocking_s / 2 * (crosses[:-1].astype(float) + crosses[1:])
+        times[:, :, 0] += stopped
+        times[:, :, 1] += stopped
+        return lengths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times, stream.send_s)
+
+    def even(self) -> NDArray[np.int64]:
+        """[cases, virtual stages]: ranks as equal as whole blocks allow, and what a rank has beside an equal number on each of
+        its stages on neighbouring ones, for every choice of the first. Where ranks cannot be equal, the last one and then the
+        first ones have fewer."""
+        shape, run = self.shape, self._long
+        assert run is not None
+        ranks, virtual = shape.pipeline, shape.virtual
+        each, rest = divmod(self.stream.runs[run].count - int(self.fewest.sum()), ranks)
+        # The last rank has the loss, the first one most micro-batches alive.
+        more = np.array([each + (ranks - rest - 1 <= rank < ranks - 1 if rest < ranks else 1) for rank in range(ranks)])
+        cases = []
+        for first in range(virtual):
+            counts = self.fewest.copy()
+            for rank, extra in enumerate(more):
+                owned, (all_over, left) = np.array(shape.owned(rank)), divmod(int(extra), virtual)
+                counts[owned] += all_over
+                counts[owned[(first + np.arange(left)) % virtual]] += 1
+            cases.append(counts)
+        return np.unique(np.array(cases), axis=0)
+
+    def by_run(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[runs, virtual stages]: blocks of every run."""
+        assert self._long is not None
+        whole = np.zeros((len(self.stream.runs), len(counts)), dtype=np.int64)
+        whole[0, 0] = whole[-1, -1] = 1
+        whole[self._long] = counts
+        return whole
+
+    def cuts(self, counts: NDArray[np.int64]) -> tuple[int, ...]:
+        """Bounds of the stages that have these numbers of blocks."""
+        return (0, *map(int, np.cumsum(self.by_run(counts).sum(axis=0))))
+
+    def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
+        """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` says how many blocks a
+        rank has at most by then."""
+        shape, run = self.shape, self._long
+        assert run is not None
+        total, most = self.stream.runs[run].count, costs.most(run, target_s)
+        spare = int(most.sum()) - total
+        reached, seconds = self.fewest[None, :], np.zeros(1)
+        left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
+        for rank in range(shape.pipeline if spare >= 0 else 0):
+            owned = shape.owned(rank)
+            ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
+            if ways is None or len(reached) * len(ways) > left:
+                return None
+            left -= len(reached) * len(ways)
+            reached = np.repeat(reached, len(ways), axis=0)
+            reached[:, owned] = np.tile(ways, (len(reached) // max(1, len(ways)), 1))
+            seconds = self.seconds(reached)
+            kept = seconds < target_s
+            reached, seconds = reached[kept], seconds[kept]
+        kept = reached.sum(axis=1) == total
+        return Assignments(reached[kept], seconds[kept])
+
+
+def _ways(fewest: Indices, least: int, most: int) -> NDArray[np.int64] | None:
+    """[ways, stages]: how stages that have at least ``fewest`` blocks each can have ``least`` to ``most`` in all; None where
+    there are more than :data:`MOST_WAYS`."""
+    begins, stages = int(fewest.sum()), len(fewest)
+    extras = range(max(least - begins, 0), most - begins + 1)
+    if sum(comb(extra + stages - 1, stages - 1) for extra in extras) > MOST_WAYS:
+        return None
+    ways = [fewest + np.array(parts) for extra in extras for parts in _sums(extra, stages)]
+    return np.array(ways, dtype=np.int64).reshape(len(ways), stages)
+
+
+def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as an ordered sum."""
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(total, -1, -1) for rest in _sums(total - first, parts - 1)]
