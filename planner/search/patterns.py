@@ -27,9 +27,9 @@ from planner.search.tables import ONCE, OPTIMIZER, PASSES
 
 TOGETHER = 10_000_000
 """Actions times cases that are simulated at once."""
-MOST_ACTIONS = 400_000_000
+MOST_ACTIONS = 200_000_000
 """Actions times cases that one enumeration simulates at most."""
-MOST_WAYS = 40
+MOST_WAYS = 400
 """Ranks whose blocks can lie on their stages in more ways are not told apart: there are too many together."""
 
 
@@ -171,7 +171,9 @@ class Patterns:
         spare = int(most.sum()) - total
         reached, seconds = self.fewest[None, :], np.zeros(1)
         left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
-        for rank in range(shape.pipeline if spare >= 0 else 0):
+        # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
+        order = range(shape.pipeline) if shape.rank_of(shape.stages - 1) == 0 else range(shape.pipeline - 1, -1, -1)
+        for rank in order if spare >= 0 else ():
             owned = shape.owned(rank)
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
             if ways is None or len(reached) * len(ways) > left:
