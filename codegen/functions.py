@@ -69,11 +69,9 @@ class _Writer:
         if module and module != self.module:
             self.lines.append(f"    # {module}")
             self.module = module
-        wrapped = wrap(text, 4)
-        if comment:
-            with_comment = f"{wrapped[0]}  # {comment}"
-            wrapped = [with_comment, *wrapped[1:]] if len(with_comment) <= WIDTH else [f"    # {comment}", *wrapped]
-        self.lines.extend(wrapped)
+        suffix = f"  # {comment}" if comment else ""
+        first, *following = wrap(text, 4, WIDTH - len(suffix))
+        self.lines += [first + suffix, *following]
 
     def _convert(self, statement: Convert) -> None:
         keywords = "".join(
@@ -188,10 +186,10 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def wrap(text: str, indent: int) -> list[str]:
-    """The line, broken at the commas of its last outermost bracket where it is too long."""
+def wrap(text: str, indent: int, width: int = WIDTH) -> list[str]:
+    """The line, broken at the commas of its last outermost bracket where it is longer than ``width``."""
     pad = " " * indent
-    if len(pad + text) <= WIDTH:
+    if len(pad + text) <= width:
         return [pad + text]
     opened = _outermost(text)
     if opened is None:

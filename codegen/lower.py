@@ -128,7 +128,7 @@ def _relative(body: Body, block: str) -> Body:
 
 
 def _doc(plan: Plan, graph: ModelGraph, forward: Function, users: list[str], kind: Recompute) -> tuple[str, ...]:
-    whole = users[0] if len(users) == 1 else f"{users[0]} to {users[-1]}"
+    whole = _ranges(users, [block.name for block in graph.blocks])
     activations = [forward.variables[name].placement for name in forward.inputs]
     sequence = any(p.state == "shard" for p in activations)
     zeros = {d.zero for s in plan.stages for b, d in zip(graph.blocks[s.first : s.last], s.decisions, strict=True)
@@ -139,6 +139,17 @@ def _doc(plan: Plan, graph: ModelGraph, forward: Function, users: list[str], kin
     parts.append(f"ZeRO {', '.join(map(str, sorted(zeros)))}")
     parts.extend({"none": [], "selective": ["recomputes attention"], "full": ["recomputed whole"]}[kind])
     return (" · ".join(parts),)
+
+
+def _ranges(users: list[str], every: list[str]) -> str:
+    """The blocks of a class, neighbours in the chain as a range: ``blocks.0 to blocks.3, blocks.5``."""
+    runs: list[list[str]] = []
+    for name, before in zip(every, [None, *every], strict=False):
+        if name in users and before in users:
+            runs[-1].append(name)
+        elif name in users:
+            runs.append([name])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _link(block: Block, cls: str) -> Link:

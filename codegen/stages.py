@@ -68,8 +68,9 @@ def _crossing(graph: ModelGraph, index: int, variable: Mapping[str, str]) -> tup
 def _name_writes(
     graph: ModelGraph, at: int, block: Block, variable: dict[str, str], last_reader: Mapping[str, int], taken: set[str]
 ) -> None:
-    """A written value takes over the variable of one that the block is the last to read and that has its type."""
-    types = graph.activation_types
+    """A written value takes over the variable of one that the block is the last to read and that has its type, and a gradient
+    where it has one."""
+    types = {name: (type_, _has_gradient(graph, name)) for name, type_ in graph.activation_types.items()}
     free = [name for name in block.reads if name in types and last_reader[name] == at]
     for name, value in zip(block.writes, graph.body_of[block.body].outputs, strict=True):
         heir = next((old for old in free if types[old] == types[name]), None)
@@ -78,6 +79,13 @@ def _name_writes(
             variable[name] = variable[heir]
         else:
             variable[name] = unique(_reader_name(graph, at, name) or re.sub(r"_\d+$", "", value), taken)
+
+
+def _has_gradient(graph: ModelGraph, name: str) -> bool:
+    """Whether a gradient comes back to a value that a block writes."""
+    block = graph.blocks[graph.producer_of[name]]
+    body = graph.body_of[block.body]
+    return body.outputs[block.writes.index(name)] in body.differentiable
 
 
 def _reader_name(graph: ModelGraph, at: int, name: str) -> str:

@@ -56,8 +56,10 @@ class Engine:
     waits in the host's memory; ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does
     not shard them (0: the master's); ``loss``, bytes of an element of the logits at the most, copies and gradient together
     (0: as torch computes it); ``gathers``, what ZeRO 3 gathers at a time (two ``blocks`` or two ``parameters``);
-    ``gathered``, elements that it has gathered at the most (0: these two); ``slack``, what the allocator holds beyond what is
-    allocated, over it. ``sources``: kind and source of each number, by name.
+    ``gathered``, elements that it has gathered at the most (0: these two); ``updated_fp16`` and ``reduced_bf16``, what an
+    update makes beside all that is held, where ZeRO 1 or 2 divides the moments: bytes of an element of its shard under float16,
+    of every element under bfloat16; ``bucket``, elements of the buffer that float16 gradients are reduced from.
+    ``sources``: kind and source of each number, by name.
     """
 
     name: str = "torch-eager"
@@ -91,7 +93,9 @@ class Engine:
     held_bf16: float = 0.0
     loss: float = 0.0
     gathered: float = 0.0
-    slack: float = 0.0
+    updated_fp16: float = 0.0
+    reduced_bf16: float = 0.0
+    bucket: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -102,7 +106,7 @@ UNITS: Mapping[str, str] = {
     "gradients_floor": "ratio", "collective_speed": "ratio", "gradient": "bytes", "tensor_exposed": "ratio",
     "sends_exposed": "ratio", "sends_blocking": "ratio", "accumulation": "ratio", "optimizer_passes": "elements", "step_s": "s",
     "held_fp16": "bytes", "held_bf16": "bytes", "loss": "bytes", "gathered": "elements",
-    "slack": "ratio", "offloaded": "ratio",
+    "offloaded": "ratio", "updated_fp16": "bytes", "reduced_bf16": "bytes", "bucket": "elements",
 }  # fmt: skip
 """Dimension of each number of an engine."""
 _SHARES = {"gathers_hidden", "gathers_floor", "gradients_hidden", "gradients_floor", "sends_blocking", "offloaded"}

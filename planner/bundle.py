@@ -47,14 +47,17 @@ def cluster_path(plan_path: Path) -> Path:
 def check_output(path: Path) -> None:
     """Raise PlanFileError where ``path`` cannot be written, before time is spent on what would be written there."""
     right = "give -o a path that is writable"
-    if path.is_dir():
-        raise PlanFileError(str(path), "is a directory", "give -o a file, for example plan.yaml")
     try:
+        if path.is_dir():
+            raise PlanFileError(str(path), "is a directory", "give -o a file, for example plan.yaml")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():  # Only trying tells: of a long name, of a file system that cannot be written to.
+            path.touch()
+            path.unlink()
+        elif not os.access(path, os.W_OK):
+            raise PlanFileError(str(path), "cannot be written (Permission denied)", right)
     except OSError as error:
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", right) from error
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PlanFileError(str(path), "cannot be written (Permission denied)", right)
 
 
 def save(compiled: Compiled, path: Path) -> str:

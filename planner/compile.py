@@ -25,6 +25,7 @@ from planner.search.refusal import MemoryTooSmall
 from planner.trace import load_model, trace_model
 
 SAMPLES_PER_DEVICE = 8  # The default global batch, where none is given.
+MOST_DEVICES = 10**7  # Beyond any cluster; searches go over the divisors of the number.
 
 Progress = Callable[[str], None]
 
@@ -90,9 +91,13 @@ def solve(
 def load_cluster(spec: str) -> Cluster:
     """Resolve ``PROFILE:NODES[xDEVICES]`` or a cluster file. Raises ProfileError."""
     try:
-        return resolve_cluster(spec)
+        cluster = resolve_cluster(spec)
     except ProfileFormatError as error:
         raise ProfileError(error.where, error.wrong, error.right) from error
+    if cluster.devices > MOST_DEVICES:
+        wrong = f"{spec!r} has more than {MOST_DEVICES:,} devices"
+        raise ProfileError("cluster", wrong, "write PROFILE:NODES or PROFILE:NODESxDEVICES with fewer nodes")
+    return cluster
 
 
 def choose_precision(asked: Precision | None, cluster: Cluster) -> Precision:

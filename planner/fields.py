@@ -39,8 +39,10 @@ def first_problem(error: ValidationError) -> tuple[str, str, str]:
         return path, "is no field", "remove it, or correct its name"
     if problem["type"] == "missing":
         return path, "is missing", "give it"
-    given = repr(problem["input"])
-    return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", problem["msg"][:1].lower() + problem["msg"][1:]
+    given, right = repr(problem["input"]), problem["msg"][:1].lower() + problem["msg"][1:]
+    if problem["type"] == "model_type":  # pydantic's words name a class of ours
+        right = "input should be a mapping of fields"
+    return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", right
 
 
 def parse_mapping(text: str) -> dict[object, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
 
 Setting = bool | int | float | str | None
+
+MOST = 10**9
+"""Samples of a batch, or tokens of a sample, beyond which a number is a slip of the keyboard: searches go over its divisors."""
 
 
 ObjectiveName = Literal["time", "memory", "devices"]
@@ -146,7 +150,8 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
                 parsed = float(parsed)
             except ValueError:
                 parsed = str(parsed)
-        if parsed is not None and not isinstance(parsed, (bool, int, float, str)):
+        finite = not isinstance(parsed, float) or math.isfinite(parsed)
+        if parsed is not None and not (isinstance(parsed, (bool, int, float, str)) and finite):
             raise JobError("--set", f"{key} is {value!r}", "give a number, true, false or a word")
         settings[key] = parsed
     return settings
@@ -268,8 +273,9 @@ def _cluster_of(job_file: Path, spec: str) -> str:
 
 
 def _positive(flag: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise JobError(flag, f"is {value}", "give a positive number")
+    if value is not None and not 1 <= value <= MOST:
+        wrong = f"is {value}" if value < 1 else f"has {len(str(value))} digits"
+        raise JobError(flag, wrong, "give a positive number" + (f", at most {MOST:,}" if value > MOST else ""))
     return value
 
 

@@ -52,7 +52,7 @@ class SyntheticTokens:
         """See :class:`Source`."""
         generator = torch.Generator().manual_seed(seed_of("tokens", self.seed, index))
         jumps = torch.randint(self.vocabulary, (length,), generator=generator)
-        jumping = torch.rand(length, generator=generator) < 0.125
+        jumping = torch.rand(length, generator=generator, dtype=torch.float32) < 0.125
         stride = torch.randint(1, 4, (1,), generator=generator)
         jumping[0] = True
         return torch.where(jumping, jumps, stride).cumsum(0) % self.vocabulary

@@ -19,7 +19,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -79,19 +79,28 @@ def rehearse(train: Any, rank: int, *, every: bool = False) -> dict[str, Any]:
 
     ``{"rank", "stage", "collectives": [{"kind", "axis", "group", "bytes", "count"}], "memory_bytes": {category: bytes}}``
     """
+    (ledger,) = rehearse_ways(train, rank, (every,))
+    return ledger
+
+
+def rehearse_ways(train: Any, rank: int, ways: Sequence[bool]) -> list[dict[str, Any]]:
+    """The same by one program, one step after another: by short steps, or (True) by every micro-batch."""
     dist.init_process_group("fake", rank=rank, world_size=math.prod(train.MESH.values()), store=FakeStore())
     try:
         with Rehearsal(train) as rehearsal:
-            calls, memory = rehearsal.step(every=every)
+            steps = [rehearsal.step(every=every) for every in ways]
             stage = rehearsal.trainer.world.pipeline_rank
     finally:
         dist.destroy_process_group()
         debug._clear_sharding_prop_cache()  # It returns the mesh of an earlier rank, whose groups are gone.
-    rows = [
+    return [{"rank": rank, "stage": stage, "collectives": _rows(calls), "memory_bytes": memory} for calls, memory in steps]
+
+
+def _rows(calls: Mapping[Call, int]) -> list[dict[str, Any]]:
+    return [
         {"kind": call.kind, "axis": call.axis, "group": call.group, "bytes": call.size_bytes, "count": count}
         for call, count in sorted(calls.items()) if count
     ]
-    return {"rank": rank, "stage": stage, "collectives": rows, "memory_bytes": memory}
 
 
 class Rehearsal(ExitStack):

@@ -46,7 +46,9 @@ def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute) -> Blo
         forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s - forward_comm_s),
         input_gradient_s=max(sum(item[1] for item in seconds.values()), host_backward_s - weight_s - backward_comm_s),
         weight_gradient_s=weight_s,
-        recompute_s=max(sum(seconds[name][0] for name in level.repeated), host_again_s - again_comm_s),
+        recompute_s=max(
+            sum(item[0] for name, item in seconds.items() if name in level.repeated), host_again_s - again_comm_s
+        ),
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
         recompute_comm_s=again_comm_s,

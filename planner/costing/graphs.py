@@ -35,6 +35,11 @@ StateCosts = dict[str, dict[int, StateCost]]
 _Held = Sequence[tuple[BodyValue, Placement]]
 
 
+SCALAR_BYTES = 44
+"""Single numbers that a micro-batch may have alive beside its inputs: a target (float32), the loss, its clone, its product with
+the scale and that one's gradient (up to float64), the scale itself (runtime/schedule.py, runtime/loop.py)."""
+
+
 @dataclass(frozen=True)
 class GraphWork:
     """A graph under every option, counted and not priced, for one tensor degree and micro-batch. ``blocks[option][body]``;
@@ -68,7 +73,7 @@ def measure_graph(
         crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
         context=measure_whole(graph.context, microbatch),
         context_bytes=context_bytes(graph, microbatch),
-        batch_bytes=sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
+        batch_bytes=SCALAR_BYTES + sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
         warnings=replicated_operations(graph) if degree > 1 else (),
     )
 
@@ -201,16 +206,17 @@ def _state_cost(
     """``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to whole
     shards; the sum over the tensor axis is of shards."""
     group = min(zero_group, mesh.data) if zero else 1
-    elements = shard = partial = largest = 0
+    elements = shard = partial = largest = tensors = 0
     for value, placed in parameters:
         if value.differentiable:
             sizes = local_type(value.type, placed, degree).sizes(1)
             elements += prod(sizes)
+            tensors += 1
             largest = max(largest, prod(sizes))
             shard += shard_elements(sizes, group)
             partial += shard_elements(sizes, group) if placed.state == "shared" else 0
     state = cost_state(
-        elements, zero, cluster, mesh, precision, zero_group, shard=shard, partial_elements=partial,
+        elements, zero, cluster, mesh, precision, zero_group, shard=shard, partial_elements=partial, tensors=tensors,
         accumulation=accumulation, resident=resident, engine=engine,
     )
     if engine.gathers == "parameters":

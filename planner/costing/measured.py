@@ -101,6 +101,21 @@ def _levels(
     return found
 
 
+def _peaks(local: LocalBody, level: Recompute, saved: int) -> tuple[int, int]:
+    """(forward, backward): the most beyond what is kept, storage by storage (:mod:`planner.costing.passes`). The block's
+    inputs, and the gradients that arrive at its outputs, are alive all the while; parameters' gradients are made too."""
+    passes = BlockPasses(local, level)
+    inputs = sum(local.storage_bytes(value.name) for value in local.body.inputs if value.differentiable)
+    arriving = sum(passes.gradient_bytes)
+    backward = arriving + sum(passes.backward().peak)
+    if level == "none":  # Split passes exclude recomputation.
+        waiting = _waiting_bytes(local)
+        backward = max(
+            backward, arriving + sum(passes.backward("input").peak) - waiting, sum(passes.backward("weight").peak),
+        )
+    return max(0, passes.forward.peak[0] + inputs - saved), backward
+
+
 def _waiting_bytes(local: LocalBody) -> int:
     """What the weight part of a split backward pass will read, beyond what the input part still keeps for it."""
     return max(0, BlockPasses(local, "none").backward("input").after[0])
@@ -108,12 +123,12 @@ def _waiting_bytes(local: LocalBody) -> int:
 
 def _level_bytes(local: LocalBody, level: Recompute, engine: Engine) -> tuple[int, int, int]:
     """(saved, forward peak, backward peak) by the engine's bookkeeping."""
-    if engine.keeps == "operations":
+    if engine.keeps == "operations" and (level != "selective" or engine.selective != "alternate"):
         saved = saved_bytes(local, level)
-        forward, backward = forward_peak_bytes(local, level), backward_peak_bytes(local, level)
-        if level == "selective" and engine.selective == "alternate":
-            saved = Keeping(local, engine).saved_bytes(level)
-            backward = backward_peak_bytes(local) + max(0, saved_bytes(local) - saved)
+        forward, backward = _peaks(local, level, saved)
+    elif engine.keeps == "operations":
+        saved = Keeping(local, engine).saved_bytes(level)
+        forward, backward = forward_peak_bytes(local, level), backward_peak_bytes(local) + max(0, saved_bytes(local) - saved)
     else:
         keeping = Keeping(local, engine)
         saved = keeping.saved_bytes(level)

@@ -31,19 +31,22 @@ from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision
 
 DEFAULT_ENGINE = Engine()
+STEP_COUNTER_BYTES = 4
+"""torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
 
 
 def cost_state(
     parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, *,
-    shard: int | None = None, partial_elements: int = 0, accumulation: int = 2, resident: bool = False,
+    shard: int | None = None, partial_elements: int = 0, tensors: int = 0, accumulation: int = 2, resident: bool = False,
     engine: Engine = DEFAULT_ENGINE,
 ) -> StateCost:
     """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO).
 
     ``shard``: elements of the rank's ZeRO shard, padding included (default: the even share); ``partial_elements``: those
-    of the shard whose gradient is summed over the tensor axis; ``accumulation``: micro-batches of a step; ``resident``:
-    gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a parameter); ``engine``: in
-    which dtype it reduces gradients, how quickly, and what its update moves.
+    of the shard whose gradient is summed over the tensor axis; ``tensors``: how many parameters they are;
+    ``accumulation``: micro-batches of a step; ``resident``: gathered from the first forward to the last backward even
+    under ZeRO 3 (blocks that share a parameter); ``engine``: in which dtype it reduces gradients, how quickly, and what
+    its update moves.
 
     With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
@@ -52,7 +55,7 @@ def cost_state(
     kept = parameter_elements if group == 1 else shard if shard is not None else -(-parameter_elements // group)
     accumulates = zero < 2 and accumulation > 1
     held = state_bytes(parameter_elements, precision, zero, group, shard=kept, accumulates=accumulates)
-    working = held.gathered if zero < 3 or resident else 0
+    working = WORKING_BYTES[precision] * max(parameter_elements, group * kept) if zero < 3 or resident else 0
     copies = working if accumulation > 1 else max(0, working - held.gradients)
     once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group, engine)
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
@@ -60,7 +63,8 @@ def cost_state(
     update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
     hook_s = cluster.chip.hook_s if parameter_elements else 0.0
     return StateCost(
-        parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients, optimizer_bytes=held.optimizer,
+        parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
+        optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,
         gather_bytes=_transient_bytes(parameter_elements, kept, zero, group, precision, accumulation, resident=resident),
         once_comm_s=once + passes[0], forward_comm_s=forward + passes[1] + hook_s,
         backward_comm_s=backward + passes[2] + hook_s,
@@ -75,7 +79,8 @@ def _transient_bytes(
 
     The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last
     micro-batch only, where the block's working copy and activations are already gone: the mean of two blocks' excess is
-    counted. ZeRO 1 frees more gradients than it buffers. ZeRO 3 keeps two working copies (the current block's and the one
+    counted. ZeRO 1 frees more gradients than it buffers. With one micro-batch ZeRO 1 and 2 free a block's working copy, and
+    buffer and keep its gradients, while the next block runs. ZeRO 3 keeps two working copies (the current block's and the one
     fetched next). Under ZeRO 2 and 3 the buffer of the stage's first block lives on through the next micro-batch's
     forward, beside all activations. With w for a working copy (2 or 4 bytes an element) and r for a buffer (4),
     w + r / 2 each under ZeRO 3 is w(a) + w(b) + r(c) of any three blocks or more.
@@ -84,6 +89,8 @@ def _transient_bytes(
     if zero == 0:
         freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
         return -(-(passing.reduce - freed) // 2)
+    if accumulation == 1 and zero < 3:
+        return max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
     if zero == 1:
         return 0
     reduced = passing.reduce if accumulation > 1 else 0

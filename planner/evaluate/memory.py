@@ -39,9 +39,11 @@ def receive_buffer_bytes(
     virtual: int = 1,
 ) -> int:
     """Buffers that a stage receives into and keeps: inputs, and gradients of its output, each taken in turns
-    (:func:`cost_models.receives.receive_slots`). ``virtual``: of ``stages``, those of one rank."""
+    (:func:`cost_models.receives.receive_slots`). ``virtual``: of ``stages``, those of one rank. 1F1B holds one activation and
+    one gradient that it has sent besides (torch/distributed/pipelining/schedules.py, ``Schedule1F1B``: ``send_work``)."""
     inputs, gradients = receive_slots(schedule, stages // virtual, virtual, microbatches)[stage]
-    return inputs * incoming_bytes + gradients * outgoing_bytes
+    sent = int(schedule == "1f1b" and microbatches > 1)
+    return (inputs + sent) * incoming_bytes + (gradients + sent) * outgoing_bytes
 
 
 def rank_memories(

@@ -179,7 +179,8 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     for at, action in enumerate(order):
         stage = stages[action.stage]
         for gone in let_go.get(action, ()):
-            heap.add("activations", -(stages[gone.stage].answers if gone.kind == "F" else stages[gone.stage].returns))
+            source = stages[gone.stage]
+            heap.add("activations", -(source.answers - source.cloned if gone.kind == "F" else source.returns))
         if not single:
             _turn(stages, active, order[at:])
             if action.stage in active:
@@ -212,7 +213,7 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
                 heap.add("activations", -stage.loss_bytes)  # A variable has held the one before until now.
             heap.add("activations", stage.loss_bytes + SCALED_BYTES)
         if local:
-            heap.add("activations", -stage.sends)
+            heap.add("activations", -stage.makes)
         return
     kind = _KINDS[action.kind]
     if not stage.returns:
@@ -231,7 +232,7 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
     if kind != "input" and not local:
         # Schedules with several stages a rank let go of what they made when it has arrived; of what was passed on, now.
         single = plan.schedule.name in ("gpipe", "1f1b")
-        gone = stage.sends if single else stage.sends - stage.answers
+        gone = stage.makes if single else stage.makes - stage.answers + stage.cloned
         heap.add("activations", -gone)
         heap.held += gone if plan.schedule.name != "1f1b" else 0
 

@@ -53,9 +53,9 @@ class _Link:
 
 
 class StageReplay:
-    """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``returns``, ``answers``: of
-    the gradients that go back for them; ``hands_on``, ``is_handed``: to and from a stage of the same rank, which keeps
-    the values themselves as its receive buffers."""
+    """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``makes``: of what it sends,
+    what it has not received; ``returns``, ``answers``: of the gradients that go back for them; ``hands_on``, ``is_handed``: to
+    and from a stage of the same rank, which keeps the values themselves as its receive buffers."""
 
     def __init__(self, bodies: Bodies, stage: StagePlan, heap: Heap) -> None:
         self.plan, self.graph, self.stage, self.heap = bodies.plan, bodies.graph, stage, heap
@@ -81,6 +81,9 @@ class StageReplay:
             )
             for at, (block, decision) in enumerate(zip(self.blocks, stage.decisions, strict=True))
         ]
+        passed = self._passed()
+        self.makes = self.sends - sum(self.sizes[name] for name in passed)
+        self.cloned = sum(self.sizes[name] for name in passed if self._differentiable(name))
         self.finished = 0
         self._arriving = False
         self.hands_on = self.is_handed = False
@@ -94,6 +97,16 @@ class StageReplay:
                 body = self.graph.body_of[block.body]
                 return body.outputs[block.writes.index(name)] in body.differentiable
         return False
+
+    def _passed(self) -> list[str]:
+        """What the stage sends in the storage in which it was received."""
+        received = set(self.incoming)
+        for link in self.chain:
+            local, body = link.passes.local, self.graph.body_of[link.block.body]
+            bound = {value.name: name for value, name in zip(body.inputs, link.block.reads, strict=True)}
+            pairs = zip(local.outputs, link.block.writes, strict=True)
+            received |= {name for value, name in pairs if bound.get(local.root[value]) in received}
+        return [name for name in self.outgoing if name in received]
 
     def _find_keepers(self) -> dict[str, list[int]]:
         """By value, the blocks whose autograd keeps it."""
@@ -176,6 +189,7 @@ class StageReplay:
         )
         if kind == "input":
             self._run(len(self.chain) - 1, "tail")
+        self.heap.add("activations", self.cloned)  # Gradients that are only passed on (runtime/zero.py, ``_apart``).
 
     def _weights(self, last: bool) -> None:
         """The weight part; ZeRO-2 units reduce after it."""

@@ -11,6 +11,7 @@ times. So the step time stays a maximum of linear sums, which the solver's cuts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cost_models.overlap import Overlap
@@ -104,13 +105,15 @@ def evaluate_plan(plan: Plan, graph: ModelGraph, cluster: Cluster) -> Prediction
 def evaluate_counted(plan: Plan, counted: GraphWork, cluster: Cluster, engine: Engine) -> Prediction:
     """Price what was counted of the plan's placements and evaluate it: what is left to do when only rates change."""
     from planner.costing import price_graph
+    from planner.costing.extrapolated import extrapolations
 
     stages = tuple(dict.fromkeys(decision.zero for stage in plan.stages for decision in stage.decisions))
     costed = price_graph(
         counted, cluster, mesh=plan.mesh, precision=plan.precision, zero_group=plan.zero_group,
         accumulation=plan.batch.accumulation, engine=engine, stages=stages,
     )
-    return evaluate(plan, costed, cluster, engine)
+    prediction = evaluate(plan, costed, cluster, engine)
+    return replace(prediction, warnings=(*prediction.warnings, *extrapolations(counted, cluster)))
 
 
 def last_passes(pipeline: int, virtual: int, microbatches: int) -> int:

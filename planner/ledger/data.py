@@ -22,7 +22,7 @@ WEIGHT_BYTES = 8
 def data_calls(plan: Plan, pipeline_rank: int, units: Mapping[int, Sequence[Unit]]) -> Calls:
     """``units``: of each virtual stage of the rank."""
     calls = call("all_reduce", "data", plan.mesh.data, WEIGHT_BYTES)
-    played = play(plan, pipeline_rank, {stage: [unit.zero for unit in mine] for stage, mine in units.items()})
+    played = play(plan, pipeline_rank, units)
     for stage, mine in units.items():
         for unit, turns in zip(mine, played[stage], strict=True):
             calls.update(_replicated(plan, unit) if unit.zero == 0 else _sharded(plan, unit, turns))

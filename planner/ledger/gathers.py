@@ -9,11 +9,12 @@ the next three that compute needs it, and let go when none does).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cost_models.schedules import Action, actions
 from planner.ir.plan import SPLIT_BACKWARD, Plan
+from planner.ledger.units import Unit
 
 ACTIVE_STAGES = 3
 
@@ -21,9 +22,11 @@ ACTIVE_STAGES = 3
 @dataclass(slots=True)
 class Turns:
     """What happens to one unit in a step: gathers of its parameters, reductions of its gradients over the shard group.
-    ``whole``: its parameters are gathered now."""
+    ``whole``: its parameters are gathered now; ``reached``, ``fetched``: as in :class:`planner.ledger.units.Unit`."""
 
     zero: int
+    reached: bool = True
+    fetched: bool = True
     gathers: int = 0
     reductions: int = 0
     whole: bool = False
@@ -37,22 +40,30 @@ class Turns:
         self.whole = self.zero < 3
 
     def backward(self, *, last: bool) -> None:
-        """A whole backward pass; the step's last reduces what was accumulated."""
-        self.gather()
+        """A whole backward pass; the step's last reduces what was accumulated. What nobody waits for stays until the next
+        pass that does."""
+        self.fetch()
         self.reductions += last or self.zero >= 2
-        self.whole = self.zero < 3 and not last
+        self.whole = self.whole and (self.zero < 3 or not self.reached) and not last
+
+    def fetch(self) -> None:
+        """A backward pass gathers what it reaches, and what lies before it."""
+        if self.reached or self.fetched:
+            self.gather()
 
     def weight_gradient(self, *, last: bool) -> None:
         """The weight part of a backward pass in two parts; ZeRO 2 reduces after each, the others after the last."""
-        self.gather()
+        self.fetch()
         self.reductions += last or self.zero == 2
-        self.whole = not last
+        self.whole = self.whole and not last
 
 
-def play(plan: Plan, pipeline_rank: int, zeros: dict[int, Sequence[int]]) -> dict[int, tuple[Turns, ...]]:
-    """One step of a pipeline rank. ``zeros``: the ZeRO stages of the units of each of its virtual stages; the result is by
-    virtual stage, units in the same order."""
-    units = {stage: tuple(Turns(zero) for zero in given) for stage, given in zeros.items()}
+def play(plan: Plan, pipeline_rank: int, stages: Mapping[int, Sequence[Unit]]) -> dict[int, tuple[Turns, ...]]:
+    """One step of a pipeline rank. ``stages``: the units of each of its virtual stages; the result is by virtual stage, units
+    in the same order."""
+    units = {
+        stage: tuple(Turns(unit.zero, unit.reached, unit.fetched) for unit in given) for stage, given in stages.items()
+    }
     microbatches = plan.batch.accumulation
     left = dict.fromkeys(units, microbatches)
     for item in _order(plan, pipeline_rank):
@@ -69,7 +80,7 @@ def play(plan: Plan, pipeline_rank: int, zeros: dict[int, Sequence[int]]) -> dic
             elif item.kind == "B":
                 turns.backward(last=last)
             elif item.kind == "I":
-                turns.gather()
+                turns.fetch()
             else:
                 turns.weight_gradient(last=last)
     return units

@@ -41,11 +41,15 @@ class LocalParameter:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Blocks (indices in the chain) that are gathered and reduced together, under one ZeRO stage."""
+    """Blocks (indices in the chain) that are gathered and reduced together, under one ZeRO stage. ``reached``: gradients arrive
+    at one of them, which gathers it for the backward pass; ``fetched``: they arrive at the next unit of the stage, which begins
+    to gather this one too."""
 
     blocks: tuple[int, ...]
     zero: int
     parameters: tuple[LocalParameter, ...]
+    reached: bool = True
+    fetched: bool = True
 
     def padded(self, ranks: int, *, trained: bool = False) -> int:
         """Elements of all ranks' shards; ``trained``: of the parameters that get a gradient."""
@@ -63,14 +67,23 @@ def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan, tensor_rank: int) 
             groups.append([index])
         else:
             found.append(index)
+    groups.sort(key=lambda group: group[-1])
+    reached = [any(_has_gradient(graph, index) for index in group) for group in groups]
     units = [
         Unit(
             tuple(group), stage.decisions[group[0] - stage.first].zero,
             tuple({p.fqn: p for index in reversed(group) for p in _local(plan, graph, index, tensor_rank)}.values()),
+            *arrives,
         )
-        for group in groups
+        for group, arrives in zip(groups, zip(reached, [*reached[1:], False], strict=True), strict=True)
     ]
-    return tuple(sorted((unit for unit in units if unit.parameters), key=lambda unit: unit.blocks[-1]))
+    return tuple(unit for unit in units if unit.parameters)
+
+
+def _has_gradient(graph: ModelGraph, index: int) -> bool:
+    """Whether one of a block's outputs gets a gradient."""
+    body = graph.body_of[graph.blocks[index].body]
+    return not body.differentiable.isdisjoint(body.outputs)
 
 
 def _local(plan: Plan, graph: ModelGraph, index: int, tensor_rank: int) -> Iterator[LocalParameter]:

@@ -13,7 +13,7 @@ from planner.trace.blocks import Segment
 from planner.trace.buffers import unknown_buffers, values_of_buffers
 from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
-from planner.trace.flat import FlatGraph
+from planner.trace.flat import FlatGraph, place
 from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
 
 
@@ -236,6 +236,8 @@ def _batch_inputs(graph: FlatGraph) -> tuple[BatchInput, ...]:
                 rows = _type(graph, arguments["self"]).shape[1]
         else:
             continue
+        if rows == 0:
+            raise ModelError(place(node, graph.where), f"{node.base} has no rows or classes to choose from", "give it some")
         origin = _origin(graph, indices)
         if isinstance(rows, int) and origin is not None and not graph.inputs[origin].floating:
             bounds[_bare(origin)] = min(rows, bounds.get(_bare(origin), rows))

@@ -28,6 +28,7 @@ from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.build import BuiltModel
+from planner.trace.changes import refuse_assignments
 from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
 from planner.trace.recipes import default_dtype
@@ -73,7 +74,7 @@ def export(source: ModelSource, built: BuiltModel, sequence: int | None) -> Expo
     step = TrainingStep(built.module, accepted, loss)
     with _quiet():
         try:
-            with built.fake:
+            with built.fake, refuse_assignments(built.module):
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
             if _mutates(program):
                 program = program.run_decompositions({})

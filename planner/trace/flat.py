@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,16 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 
 from planner.ir.errors import ModelError
-from planner.ir.graph import BatchInput, Node, Source
+from planner.ir.graph import BatchInput, Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
 from planner.trace.build import BuiltModel
+from planner.trace.changes import refuse_mutation
 from planner.trace.export import BATCH, Exported
-from planner.trace.lines import is_users
+from planner.trace.lines import source_of
 
 RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
+CONSTANT = frozenset({
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+})
+"""Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def tensor_type(value: Tensor) -> TensorType:
 def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
     """Translate the exported program. Raises ModelError where it mutates a buffer or holds what no plan can follow."""
     program = exported.program
-    _refuse_mutation(program, exported.where)
+    refuse_mutation(program, exported.where)
     reader = _Reader(exported.where, built)
     reader.read_inputs(program)
     outputs = reader.read_nodes(program.graph_module, reader.names, no_gradient=False)
@@ -89,14 +93,6 @@ def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
         outputs=tuple(outputs), classes=reader.classes, values=reader.values, trainable=frozenset(reader.gradients),
         sequence=exported.sequence,
     )
-
-
-def _refuse_mutation(program: ExportedProgram, where: str) -> None:
-    for spec in program.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            wrong = f"forward changes {'buffer ' + _own(spec.target or '') if spec.target else 'its input'} in place"
-            right = "statistics over a batch differ between micro-batches and plans; use a norm without running averages"
-            raise ModelError(where, wrong, right)
 
 
 def _own(name: str) -> str:
@@ -213,7 +209,8 @@ class _Reader:
         made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))
         if types:
             carries = any(operand in self.gradients for operand in made.operands)
-            differentiable = carries and types[0].floating and not no_gradient and op != "detach"
+            differentiable = carries and types[0].floating and not no_gradient
+            differentiable = differentiable and made.base not in CONSTANT and op != "detach"
             made = replace(made, differentiable=differentiable)
             self.gradients |= {name} if differentiable else set()
         elif not op.startswith("_assert"):
@@ -279,16 +276,3 @@ class _Reader:
 def _op_name(target: torch._ops.OpOverload) -> str:
     base, overload = target._schema.name.removeprefix("aten::"), target._schema.overload_name
     return f"{base}.{overload}" if overload else base
-
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-
-
-@functools.lru_cache(maxsize=100_000)
-def source_of(stack_trace: str | None) -> Source | None:
-    """The innermost line of a stack trace that is not torch's own."""
-    frames = _FRAME.findall(stack_trace or "")
-    for file, line, code in reversed(frames):
-        if is_users(file):
-            return Source(file, int(line), code.strip())
-    return None

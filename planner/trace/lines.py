@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import sysconfig
 from pathlib import Path
 from traceback import walk_tb
+
+from planner.ir.graph import Source
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _OURS = str(Path(__file__).parent)
@@ -33,3 +37,16 @@ def users_line(error: BaseException, folder: Path | None = None) -> str | None:
 def first_line(error: BaseException) -> str:
     """The first line that an exception says, else its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+@functools.lru_cache(maxsize=100_000)
+def source_of(stack_trace: str | None) -> Source | None:
+    """The innermost line of a stack trace that is not torch's own."""
+    frames = _FRAME.findall(stack_trace or "")
+    for file, line, code in reversed(frames):
+        if is_users(file):
+            return Source(file, int(line), code.strip())
+    return None

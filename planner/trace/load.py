@@ -219,7 +219,7 @@ def _hugging_face_class(transformers: ModuleType, file: Path, values: Mapping[st
     try:
         config = transformers.AutoConfig.for_model(**values)
     except Exception as error:  # config classes validate with exceptions of several libraries
-        raise ModelError(str(file), f"{type(error).__name__}: {first_line(error)}", "correct the field") from error
+        raise ModelError(str(file), f"{first_line(error)} {_last_line(error)}", "correct the field") from error
     architectures = values.get("architectures")
     if architectures:
         name = architectures[0] if isinstance(architectures, list) else architectures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.ir.errors import ModelError
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.canonical import prune
-from planner.trace.flat import FlatGraph, place
+from planner.trace.flat import CONSTANT, FlatGraph, place
 
 NUMBERS = frozenset({"other", "value", "exponent", "alpha"})
 """Arguments that enter the values themselves, not shapes or indices."""
@@ -28,7 +28,7 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
             raise ModelError(place(node, graph.where), f"{node.base} blends samples: it reads a statistic over the batch",
                              "statistics over a batch differ between micro-batches and plans; take them over each sample")
         reads_samples = mixed or any(_batched(graph.type_of(name)) for name in node.operands)
-        if node.type.floating and not whole and reads_samples:
+        if node.type.floating and not whole and reads_samples and node.base not in CONSTANT:
             pooled.add(node.name)
     return graph
 

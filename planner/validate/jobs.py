@@ -126,11 +126,12 @@ def _schedule(row: Row, accumulation: int) -> Schedule:
 
 
 def _zero_group(row: Row) -> int:
-    """Ranks of a shard group: all, unless the source's words name fewer."""
+    """Ranks of a shard group: all, unless the source's words name fewer (``FSDP 16 x DCN-DP 4``; ``FSDP 256 ICI x 2 DCN``
+    divides over both)."""
     assert row.data is not None
     words = row.words["zero_or_fsdp"]
-    named = re.search(r"within (\d+) ranks|FSDP (\d+)", words)
-    group = int(named[1] or named[2]) if named else row.data * row.context
+    named = re.search(r"within (\d+) ranks|FSDP (\d+)(?: ICI x (\d+) DCN)?", words)
+    group = int(named[1] or named[2]) * int(named[3] or 1) if named else row.data * row.context
     if "within node" in words:
         group = max(1, (row.domain or 8) // (row.tensor or 1))
     return group if group < row.data and row.data % group == 0 else row.data

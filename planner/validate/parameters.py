@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware_profiles import Chip, Cluster, Engine, Link, engine
+from hardware_profiles import Chip, Cluster, Engine, engine
 from hardware_profiles.engine import fitted_numbers, origin
 
 MATMULS: Mapping[str, tuple[str, ...]] = {
@@ -48,7 +48,7 @@ NETWORKS: Mapping[str, tuple[str, ...]] = {
 class Parameter:
     """``subject``: a class of chips or links, or an engine's document (``NAME`` or ``NAME+RECIPE``); ``field``: what of it;
     ``expected``: what one would say without any run; ``spread``: how far it may plausibly lie from there, as a logarithm;
-    ``low``, ``high``: what is physical; ``start``: what the files have now."""
+    ``low``, ``high``: what is physical. What the files have now is no part of it."""
 
     kind: str
     subject: str
@@ -57,7 +57,6 @@ class Parameter:
     spread: float
     low: float
     high: float
-    start: float
 
     @property
     def name(self) -> str:
@@ -66,7 +65,7 @@ class Parameter:
 
 _ENGINES: Mapping[str, tuple[float, float, float, float]] = {
     "attention_speed": (1.0, 0.25, 0.3, 1.3), "matmul_speed": (1.0, 0.4, 0.2, 1.3), "grouped_speed": (0.8, 0.3, 0.2, 1.2),
-    "cast_passes": (1.5, 0.4, 0.2, 6.0), "pointwise_traffic": (0.8, 0.5, 0.1, 4.0), "host_s": (3e-5, 0.8, 1e-6, 2e-4),
+    "cast_passes": (1.5, 0.4, 0.2, 6.0), "pointwise_traffic": (0.8, 0.5, 0.1, 4.0), "host_s": (1e-5, 0.8, 1e-6, 2e-4),
     "gathers_floor": (0.4, 0.5, 0.02, 1.0), "gradients_floor": (0.4, 0.5, 0.02, 1.0), "collective_speed": (1.0, 0.8, 0.05, 1.5),
     "tensor_exposed": (0.8, 0.5, 0.05, 2.0), "sends_exposed": (0.8, 0.5, 0.05, 3.0), "step_s": (1e-2, 0.7, 2e-4, 0.05),
 }  # fmt: skip
@@ -76,13 +75,16 @@ _CHIPS: Mapping[str, tuple[float, float, float, float]] = {
     "attention": (0.55, 0.25, 0.1, 0.7), "attention_portable": (0.5, 0.25, 0.1, 1.0),
 }  # fmt: skip
 """The same of a chip's, whatever its class."""
-_PORTABLE = {"blackwell": 0.22, "blackwell-capped": 0.22, "blackwell-ultra": 0.22}
-"""Expected of ``attention_portable``: a kernel for the generation before keeps the old instructions, whose rate stays as it
-was: the half of Hopper's 989 TFLOP/s is 0.22 of Blackwell's 2,250."""
 _MACHINES: Mapping[str, tuple[float, float, float, float]] = {
     "memory_efficiency": (0.8, 0.1, 0.4, 0.95), "half_dim": (64.0, 0.6, 8.0, 512.0), "launch": (3e-6, 0.5, 2e-7, 2e-5),
 }  # fmt: skip
 _LINK = (0.75, 0.25, 0.1, 1.0)
+_FILLING_S = {"tpu": 2e-6, "tpu-v6": 2e-6}
+"""Seconds at its best rate that filling and draining a chip costs a product, where they are not a GPU's."""
+_FILLING_GPU_S = 4e-6
+BACKWARD_ATTENTION = 0.63 / 0.73
+"""Rate of fused attention's backward pass over that of its forward pass: shares of an A100's peak (Dao 2023,
+FlashAttention-2, section 4.1)."""
 
 
 def parameters(chips: frozenset[str], engines: frozenset[str], links: frozenset[str]) -> tuple[Parameter, ...]:
@@ -90,55 +92,51 @@ def parameters(chips: frozenset[str], engines: frozenset[str], links: frozenset[
     from hardware_profiles import profile_names, resolve_cluster
 
     known: dict[str, Chip] = {}
-    wires: dict[str, Link] = {}
     for name in profile_names():
         cluster = resolve_cluster(f"{name}:4096")
         known.setdefault(cluster.chip.name, cluster.chip)
-        for level in cluster.levels:
-            wires.setdefault(level.link.name, level.link)
     found: list[Parameter] = []
     for group, names in CHIP_CLASSES.items():
         if used := [known[name] for name in names if name in chips]:
             found += _chip_parameters(group, used[0])
     for group, groups in MACHINES.items():
-        if used := [known[name] for part in groups for name in CHIP_CLASSES[part] if name in chips]:
-            found += _machine_parameters(group, used[0])
+        if any(name in chips for part in groups for name in CHIP_CLASSES[part]):
+            # One compiled program a step: what starts a kernel on a TPU hardly shows.
+            fields = [field for field in _MACHINES if not (group == "tpu" and field == "launch")]
+            found += [Parameter("machine", group, field, *_MACHINES[field]) for field in fields]
     for group, technologies in NETWORKS.items():
-        if met := [wires[name] for name in technologies if name in links]:
-            found.append(Parameter("link", group, "efficiency", *_LINK, met[0].efficiency))
+        if links.intersection(technologies):
+            found.append(Parameter("link", group, "efficiency", *_LINK))
     for subject in sorted({origin(name, field) for name in engines for field in _ENGINES} - {None}, key=str):
         assert subject is not None
-        for field, value in fitted_numbers(subject).items():
+        for field in fitted_numbers(subject):
             if field in _ENGINES and any(origin(name, field) == subject for name in engines):
-                found.append(Parameter("engine", subject, field, *_ENGINES[field], value))
+                found.append(Parameter("engine", subject, field, *_ENGINES[field]))
     return tuple(found)
 
 
 def _chip_parameters(group: str, chip: Chip) -> list[Parameter]:
     found = [
-        Parameter("chip", group, field, *_CHIPS[field], _ceiling(chip, dtypes))
+        Parameter("chip", group, field, *_CHIPS[field])
         for field, dtypes in MATMULS.items() if any(dtype in chip.gemm for dtype in dtypes)
     ]
     if group in ("tpu", "tpu-v6", "volta"):
         found = [item for item in found if item.field == "gemm"]
-    found.append(Parameter("chip", group, "attention", *_CHIPS["attention"], chip.attention_forward))
+    found.append(Parameter("chip", group, "attention", *_CHIPS["attention"]))
     if chip.attention_portable < 1:
-        expected, spread, low, high = _CHIPS["attention_portable"]
-        expected = _PORTABLE.get(group, expected)
-        found.append(Parameter("chip", group, "attention_portable", expected, spread, low, high, chip.attention_portable))
+        found.append(Parameter("chip", group, "attention_portable", *_CHIPS["attention_portable"]))
     return found
 
 
-def _ceiling(chip: Chip, dtypes: tuple[str, ...]) -> float:
-    return next(chip.gemm[dtype].maximum for dtype in dtypes if dtype in chip.gemm)
+def half_work(subject: str, peak: float, maximum: float) -> float:
+    """FLOPs of a product that takes as long to fill and drain the chip as to compute."""
+    return _FILLING_S.get(subject, _FILLING_GPU_S) * peak * maximum
 
 
-def _machine_parameters(group: str, chip: Chip) -> list[Parameter]:
-    half_dim = next(iter(chip.gemm.values())).half_dim
-    now = {"memory_efficiency": chip.memory_efficiency, "half_dim": half_dim, "launch": chip.launch_s}
-    # One compiled program a step: what starts a kernel on a TPU hardly shows.
-    fields = [field for field in _MACHINES if not (group == "tpu" and field == "launch")]
-    return [Parameter("machine", group, field, *_MACHINES[field], now[field]) for field in fields]
+def product_dtypes(item: Parameter) -> tuple[str, ...]:
+    """The dtypes whose products a parameter is of."""
+    narrow = ("float8",) if item.field == "gemm" and item.subject.startswith("tpu") else ()
+    return (*MATMULS[item.field], *narrow)
 
 
 @dataclass(frozen=True)
@@ -173,18 +171,15 @@ class Trial:
         return replace(engine(name), **changes)
 
 
-
 def _with_rate(chip: Chip, parameter: Parameter, value: float) -> Chip:
     if parameter.field == "attention":
-        backward = chip.attention_backward / chip.attention_forward
-        return replace(chip, attention_forward=value, attention_backward=value * backward)
+        return replace(chip, attention_forward=value, attention_backward=value * BACKWARD_ATTENTION)
     if parameter.field == "attention_portable":
         return replace(chip, attention_portable=value)
-    dtypes = MATMULS[parameter.field]
-    scale = value / parameter.start
+    dtypes = product_dtypes(parameter)
     curves = {
-        dtype: replace(curve, maximum=min(1.0, curve.maximum * scale), half_work_flops=curve.half_work_flops * scale)
-        if dtype in dtypes or (parameter.subject.startswith("tpu") and dtype == "float8") else curve
+        dtype: replace(curve, maximum=value, half_work_flops=half_work(parameter.subject, chip.peak(dtype), value))
+        if dtype in dtypes else curve
         for dtype, curve in chip.gemm.items()
     }
     return replace(chip, gemm=curves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,21 @@ import yaml
 import hardware_profiles
 from hardware_profiles.units import to_si
 from planner.validate.fit import Fit
-from planner.validate.parameters import CHIP_CLASSES, MACHINES, MATMULS, NETWORKS, Parameter
+from planner.validate.parameters import (
+    BACKWARD_ATTENTION,
+    CHIP_CLASSES,
+    MACHINES,
+    NETWORKS,
+    Parameter,
+    half_work,
+    product_dtypes,
+)
 
 FOLDER = Path(hardware_profiles.__file__).parent
 NAMED = 6
 """Families that a source names; of more it says how many."""
 _UNITS = {"ratio": "ratio", "elements": "elements", "s": "s", "ms": "s", "us": "s", "GFLOP": "FLOP"}
 _QUANTITY = re.compile(r"^(\s*)([\w.+-]+): (\{value: .*\})\s*$")
-_Change = Callable[[float], float]
-"""From the number in the file to the new one, both in SI."""
 
 
 def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
@@ -31,10 +37,9 @@ def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
         after = before
         content = yaml.safe_load(before)
         for item, value, families in zip(fit.parameters, fit.values, fit.families, strict=True):
-            if families:
-                source = _source(families, measured=_measured(item, content, fit))
-                for place, change in _places(item, value, path, content):
-                    after = replaced(after, place, change, source)
+            source = _source(families, measured=_measured(item, content, fit))
+            for place, number in _places(item, value, path, content):
+                after = replaced(after, place, number, source)
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
@@ -42,6 +47,8 @@ def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
 
 
 def _source(families: tuple[str, ...], *, measured: bool) -> str:
+    if not families:
+        return "class estimate: no run tells it apart; where its like were fitted to (shardwright validate --fit)"
     told = f"{len(families)} families of runs" if len(families) > NAMED else ", ".join(families)
     return f"{'' if measured else 'class estimate, '}fitted to {told} (shardwright validate --fit)"
 
@@ -51,42 +58,40 @@ def _measured(item: Parameter, content: Mapping[str, Any], fit: Fit) -> bool:
     return item.kind not in ("chip", "machine") or content.get("name") in fit.chips
 
 
-def _places(item: Parameter, value: float, path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, _Change]]:
-    """Dotted paths of a parameter in one file, and what becomes of the number there."""
+def _places(item: Parameter, value: float, path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Dotted paths of a parameter in one file, and the number there in SI."""
     kind, name = path.parent.name, str(content.get("name"))
-    scale = value / item.start
-
-    def given(_: float) -> float:
-        return value
-
-    def scaled(old: float) -> float:
-        return old * scale
-
     if kind == "chips" and item.kind == "chip" and name in CHIP_CLASSES[item.subject]:
-        if item.field == "attention":
-            yield from (("attention_forward", scaled), ("attention_backward", scaled))
-        elif item.field == "attention_portable":
-            yield item.field, given
-        else:
-            dtypes = (*MATMULS[item.field], *(("float8",) if item.subject.startswith("tpu") else ()))
-            for dtype in dtypes:
-                yield from ((f"gemm.{dtype}.maximum", scaled), (f"gemm.{dtype}.half_work", scaled))
+        yield from _of_chip(item, value, content)
     elif kind == "chips" and item.kind == "machine" and any(name in CHIP_CLASSES[part] for part in MACHINES[item.subject]):
         if item.field == "half_dim":
-            yield from ((f"gemm.{dtype}.half_dim", given) for dtype in content["gemm"])
+            yield from ((f"gemm.{dtype}.half_dim", value) for dtype in content["gemm"])
         else:
-            yield item.field, given
+            yield item.field, value
     elif kind in ("chips", "profiles") and item.kind == "link":
         for level, link in content.get("links", {}).items():
             if link.get("technology") in NETWORKS[item.subject]:
-                yield f"links.{level}.efficiency", given
+                yield f"links.{level}.efficiency", value
     elif kind == "engines" and item.kind == "engine" and name == item.subject.partition("+")[0]:
         recipe = item.subject.partition("+")[2]
-        yield (f"recipes.{recipe}.numbers.{item.field}" if recipe else f"numbers.{item.field}"), given
+        yield (f"recipes.{recipe}.numbers.{item.field}" if recipe else f"numbers.{item.field}"), value
 
 
-def replaced(text: str, place: str, change: _Change, source: str) -> str:
-    """``text`` with the quantity at a dotted path changed; a text without it stays as it is."""
+def _of_chip(item: Parameter, value: float, content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    if item.field == "attention":
+        yield from (("attention_forward", value), ("attention_backward", value * BACKWARD_ATTENTION))
+    elif item.field == "attention_portable":
+        yield item.field, value
+    else:
+        for dtype in (name for name in product_dtypes(item) if name in content["gemm"]):
+            stated = content["peak"][dtype]
+            peak = to_si(stated["value"], stated["unit"], "FLOP/s", f"peak.{dtype}")
+            yield f"gemm.{dtype}.maximum", value
+            yield f"gemm.{dtype}.half_work", half_work(item.subject, peak, value)
+
+
+def replaced(text: str, place: str, value: float, source: str) -> str:
+    """``text`` with the quantity at a dotted path set to a value in SI; a text without it stays as it is."""
     lines = text.split("\n")
     stack: list[tuple[int, str]] = []
     for index, line in enumerate(lines):
@@ -98,9 +103,8 @@ def replaced(text: str, place: str, change: _Change, source: str) -> str:
         quantity = _QUANTITY.match(line)
         if quantity is not None and ".".join(name for _, name in stack) == place:
             old = yaml.safe_load(quantity[3])
-            unit = to_si(1.0, old["unit"], _UNITS[old["unit"]], place)
-            value = change(old["value"] * unit) / unit
+            number = value / to_si(1.0, old["unit"], _UNITS[old["unit"]], place)
             lines[index] = (
-                f'{quantity[1]}{quantity[2]}: {{value: {value:.4g}, unit: {old["unit"]}, kind: fitted, source: "{source}"}}'
+                f'{quantity[1]}{quantity[2]}: {{value: {number:.4g}, unit: {old["unit"]}, kind: fitted, source: "{source}"}}'
             )
     return "\n".join(lines)

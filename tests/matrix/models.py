@@ -175,3 +175,50 @@ def frozen() -> nn.Module:
     for module in (model.tokens, model.kinds, model.layers[0]):
         module.requires_grad_(False)
     return model
+
+
+class _Mixer(nn.Module):
+    """A causal convolution over time and a norm over groups, gated by what was summed so far; a tuple in, a tuple out."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(hidden, hidden, 3, groups=2), nn.GroupNorm(5, hidden)
+
+    def forward(self, state: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, total = state
+        y = self.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2) * torch.sigmoid(total)
+        y = self.norm(y.reshape(-1, y.shape[-1])).reshape(y.shape)
+        return x + nn.functional.silu(y), total + y
+
+
+class _Windowed(nn.Module):
+    """A Sequential inside; passes its second value on untouched."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(hidden, ffn), nn.GELU(), nn.Linear(ffn, hidden, bias=False))
+        self.register_buffer("window", torch.hann_window(hidden, periodic=False))
+
+    def forward(self, state: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, total = state
+        return x + self.inner(x * self.window), total
+
+
+class _Odd(nn.Module):
+    def __init__(self, pairs: int, hidden: int, ffn: int, vocab: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab, hidden)
+        self.body = nn.Sequential(*(m for _ in range(pairs) for m in (_Mixer(hidden), _Windowed(hidden, ffn))))
+        self.last, self.fold = nn.LayerNorm(2 * hidden), nn.Linear(2 * hidden, hidden)
+        self.out = nn.Linear(hidden, vocab, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        x, total = self.body((x, torch.zeros_like(x)))
+        return self.out(self.fold(self.last(torch.cat([x, total], dim=-1))))
+
+
+def odd() -> nn.Module:
+    """A Sequential of two kinds in turns, tuples between them, of which the second value begins without a gradient."""
+    return _scrambled(_Odd(3, 30, 46, 51))

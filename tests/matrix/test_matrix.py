@@ -62,6 +62,11 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
         Row(), Row(tensor=4, sequence_parallel=True), Row(data=3, zero="mixed", accumulation=2),
         Row(tensor=2, pipeline=2, data=2, zero=1, accumulation=2),
     )),
+    *(("odd", row) for row in (
+        Row(tensor=2, data=2, zero=3, sequence_parallel=True, recompute="full"),
+        Row(pipeline=4, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b"),
+        Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv"),
+    )),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from planner.ir.plan import Plan, Schedule
 from planner.ledger.calls import Place
 from planner.ledger.gathers import play
+from planner.ledger.units import Unit
 from tests.matrix.build import Row, make_plan
 from tests.matrix.programs import small_graph
 
@@ -19,13 +20,20 @@ def plan_of(row: Row) -> Plan:
 
 @pytest.mark.parametrize(("zero", "gathers", "reductions"), [(0, 1, 1), (1, 1, 1), (2, 1, 5), (3, 10, 5)])
 def test_one_stage(zero: int, gathers: int, reductions: int) -> None:
-    (turns,) = play(plan_of(Row(accumulation=5, data=2)), 0, {0: [zero]})[0]
+    (turns,) = play(plan_of(Row(accumulation=5, data=2)), 0, {0: [Unit((0,), zero, ())]})[0]
     assert (turns.gathers, turns.reductions) == (gathers, reductions)
+
+
+@pytest.mark.parametrize(("zero", "fetched", "gathers"), [(1, 1, 1), (2, 0, 1), (3, 0, 5), (3, 1, 6)])
+def test_what_no_gradient_reaches(zero: int, fetched: int, gathers: int) -> None:
+    """Under ZeRO 3 what the next unit begins to gather is there for the next forward pass, and once too often in the last."""
+    (turns,) = play(plan_of(Row(accumulation=5, data=2)), 0, {0: [Unit((0,), zero, (), False, bool(fetched))]})[0]
+    assert turns.gathers == gathers
 
 
 def test_a_fourth_stage_of_a_rank_is_let_go_and_gathered_again() -> None:
     plan = replace(plan_of(Row(pipeline=2, accumulation=4)), schedule=Schedule("interleaved-1f1b", 4))
-    played = play(plan, 0, {stage: [1] for stage in (0, 2, 4, 6)})
+    played = play(plan, 0, {stage: [Unit((stage,), 1, ())] for stage in (0, 2, 4, 6)})
     assert max(turns.gathers for (turns,) in played.values()) > 1
     assert all(turns.reductions == 1 for (turns,) in played.values())
 

@@ -11,17 +11,18 @@ from tests.matrix.build import Row
 from tests.rehearse.programs import written
 from tests.rehearse.server import Server
 
+# Two or three micro-batches (or a round) beyond the two lengths that draw the line: what is on it there is on it further on.
 ROWS = [
-    ("gpt", Row(accumulation=9, data=2, zero=3, recompute="full")),
-    ("llama", Row(accumulation=9, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
-    ("gpt", Row(accumulation=9, zero=0)),
-    ("gpt", Row(pipeline=4, accumulation=11, data=2, zero=1)),
-    ("llama", Row(pipeline=2, accumulation=9, data=2, zero=3, recompute="mixed")),
-    ("gpt", Row(pipeline=2, accumulation=9, data=2, zero=2, schedule="gpipe")),
-    ("gpt", Row(pipeline=2, accumulation=12, data=2, zero=1, schedule="interleaved-1f1b")),
+    ("gpt", Row(accumulation=6, data=2, zero=3, recompute="full")),
+    ("llama", Row(accumulation=6, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
+    ("gpt", Row(accumulation=7, zero=0)),
+    ("gpt", Row(pipeline=4, accumulation=8, data=2, zero=1)),
+    ("llama", Row(pipeline=2, accumulation=6, data=2, zero=3, recompute="mixed")),
+    ("gpt", Row(pipeline=2, accumulation=6, data=2, zero=2, schedule="gpipe")),
+    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=3, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
-    ("gpt", Row(pipeline=2, accumulation=11, data=2, zero=1, schedule="zbv")),
+    ("gpt", Row(pipeline=2, accumulation=7, data=2, zero=1, schedule="zbv")),
 ]
 
 
@@ -49,5 +50,5 @@ def test_the_line_is_the_whole_step(server: Server, model: str, row: Row, tmp_pa
     plan, _ = written(model, row, tmp_path / "program")
     assert lengths(row.schedule, row.pipeline, row.accumulation)[-1] < row.accumulation
     ranks = [0, plan.mesh.devices - 1]
-    short, whole = (server.rehearse(tmp_path / "program", ranks, every=every) for every in (False, True))
-    assert short == whole
+    found = server.rehearse(tmp_path / "program", ranks, ways=(False, True))
+    assert found[::2] == found[1::2]

@@ -54,7 +54,8 @@ def test_fewer_microbatches_than_stages_run_forwards_first() -> None:
 @pytest.mark.parametrize(
     ("words", "group"),
     [("none", 64), ("zero1 within 8 ranks (replicated across nodes)", 8), ("zero3 within node x DP (HSDP)", 8),
-     ("zero3 (FSDP 16 x DCN-DP 4)", 16), ("zero3 (FSDP 64)", 64), ("zero3 (FSDP2)", 64)],
+     ("zero3 (FSDP 16 x DCN-DP 4)", 16), ("zero3 (FSDP 64)", 64), ("zero3 (FSDP2)", 64),
+     ("zero3 (FSDP 16 ICI x 4 DCN)", 64), ("zero3 (FSDP 16 ICI x 2 DCN)", 32)],
 )
 def test_shard_groups_are_read_from_the_source_s_words(words: str, group: int) -> None:
     job = _job(n_gpus="64", dp="64", micro_batch="1", global_batch_seqs="64", zero_or_fsdp=words, zero="3")

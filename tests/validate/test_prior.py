@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.validate.fit import _Linear, _optimum
+from planner.validate.descent import Line, Problem, model_optimum
 from planner.validate.parameters import Parameter
 from planner.validate.prior import covariance
 
 
 def _traffic(engine: str) -> Parameter:
-    return Parameter("engine", engine, "pointwise_traffic", 1.0, 0.5, 0.1, 4.0, 1.0)
+    return Parameter("engine", engine, "pointwise_traffic", 1.0, 0.5, 0.1, 4.0)
 
 
 def _gemm(chip: str, field: str = "gemm") -> Parameter:
-    return Parameter("chip", chip, field, 0.7, 0.2, 0.2, 0.95, 0.7)
+    return Parameter("chip", chip, field, 0.7, 0.2, 0.2, 0.95)
 
 
 FOUND = (
@@ -42,7 +42,7 @@ def test_what_no_run_moves_lies_where_its_class_was_fitted_to() -> None:
     """Two compiled engines: runs of one want twice the traffic; the other, without runs, is drawn along, an eager one less."""
     found = FOUND[:3]
     slopes = np.array([[1.0, 0.0, 0.0]] * 20)
-    line = _Linear(np.zeros(3), np.full(20, -np.log(2.0)), slopes)
-    point = _optimum(line, np.ones(20), np.linalg.inv(covariance(found)), found)
+    line = Line(np.zeros(3), np.full(20, -np.log(2.0)), slopes, 0.0)
+    point = model_optimum(Problem((), found, np.ones(20)), line)
     assert point[0] == pytest.approx(np.log(2.0), abs=0.05)
     assert point[1] == pytest.approx(0.6 * point[0], abs=0.01) and point[2] == pytest.approx(0.3 * point[0], abs=0.01)

@@ -56,7 +56,7 @@ class Embedding(ParallelBlock):
 
 
 class Block(ParallelBlock):
-    """blocks.0 to blocks.2 · tensor 2, sequence-parallel · ZeRO 1 · recomputes attention"""
+    """blocks.0, blocks.2 · tensor 2, sequence-parallel · ZeRO 1 · recomputes attention"""
 
     recomputes = "attention"
     paths = (
@@ -110,8 +110,9 @@ class Block(ParallelBlock):
         # feed_forward.gelu
         expanded = F.gelu(total_2, approximate="tanh")
         # feed_forward.down
-        # 1 KiB
-        projected_4_scattered = tp.reduce_scatter(F.linear(expanded, self.feed_forward.down.weight), dim=1)
+        projected_4_scattered = tp.reduce_scatter(  # 1 KiB
+            F.linear(expanded, self.feed_forward.down.weight), dim=1,
+        )
         update_2 = projected_4_scattered + self.feed_forward.down.bias
         return x_2 + update_2
 
@@ -168,8 +169,9 @@ class BlockStored(ParallelBlock):
         # feed_forward.gelu
         expanded = F.gelu(total_2, approximate="tanh")
         # feed_forward.down
-        # 1 KiB
-        projected_4_scattered = tp.reduce_scatter(F.linear(expanded, self.feed_forward.down.weight), dim=1)
+        projected_4_scattered = tp.reduce_scatter(  # 1 KiB
+            F.linear(expanded, self.feed_forward.down.weight), dim=1,
+        )
         update_2 = projected_4_scattered + self.feed_forward.down.bias
         return x_2 + update_2
 

@@ -1,0 +1,65 @@
+"""What the search holds plans to, against the replay: over the matrix the bound is never below, but under ZeRO 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import pytest
+
+from hardware_profiles import engine as engine_called
+from hardware_profiles import resolve_cluster
+from planner.costing import measure_graph
+from planner.evaluate.memory import replayed
+from planner.evaluate.step import evaluate_counted
+from planner.ir.graph import ModelGraph
+from planner.ir.placement import REPLICATE, BodyPlacement, shard
+from planner.ir.plan import Plan
+from tests.costing.test_ledger_memory import graph_of
+from tests.matrix.build import Row, make_plan, place_as_megatron
+from tests.matrix.test_matrix import ROWS
+
+MORE = [
+    Row(data=4, zero_group=2, zero=2, accumulation=2),
+    Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3),
+    Row(pipeline=4, accumulation=8), Row(accumulation=16), Row(pipeline=2, schedule="zbv", accumulation=8, microbatch=2),
+]
+LEAST_UNDER_ZERO_3 = 0.9
+CLUSTER = resolve_cluster("local-cpu:1x8")
+
+
+@cache
+def placed(model: str, precision: str, degree: int, split: bool) -> Mapping[str, BodyPlacement]:
+    return place_as_megatron(graph_of(model, precision), degree, shard(1) if split else REPLICATE)
+
+
+def ratios(graph: ModelGraph, plan: Plan) -> Iterator[float]:
+    """By pipeline rank, bound over replay, of all but the chip's reserve."""
+    levels = tuple(dict.fromkeys(decision.recompute for stage in plan.stages for decision in stage.decisions))
+    engine = engine_called(plan.engine)
+    counted = measure_graph(graph, plan.mesh.tensor, plan.batch.micro, (plan.placements,), levels, 1, engine)
+    bound = evaluate_counted(plan, counted, CLUSTER, engine)
+    exact = replayed(bound, plan, graph, CLUSTER)
+    reserve = CLUSTER.chip.reserve_bytes
+    for rank in range(plan.mesh.pipeline):
+        yield (bound.stages[rank].memory.total - reserve) / (exact.stages[rank].memory.total - reserve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp64"])
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_the_bound_covers_the_replay(model: str, precision: str) -> None:
+    graph, found, gathered = graph_of(model, precision), [], []
+    for row in [*ROWS, *MORE]:
+        placements = placed(model, precision, row.tensor, row.sequence_parallel)
+        mine = list(ratios(graph, make_plan(graph, row, precision=precision, placements=placements)))
+        if row.zero in (3, "mixed"):
+            gathered += mine
+        else:
+            found += mine
+            assert min(mine) >= 1, f"{row.label}: the bound is {min(mine):.4f} of the replay"
+    assert min(gathered) >= LEAST_UNDER_ZERO_3
+    every = sorted(found + gathered)
+    least, median, high, most = (every[at] for at in (0, len(every) // 2, len(every) * 9 // 10, -1))
+    print(f"{model} {precision}: {len(every)} ranks, bound over replay: least {least:.3f}, median {median:.3f}, "
+          f"90% below {high:.3f}, most {most:.3f}; least but under ZeRO 3: {min(found):.4f}")
