@@ -138,6 +138,10 @@ class Attempt:
             even = patterns.even()
             self._cut(patterns.cuts(even[int(patterns.seconds(even).argmin())]), report)
 
+    @property
+    def candidate(self) -> Candidate:
+        return self.task.candidate
+
     @cached_property
     def tied_s(self) -> float:
         """Seconds of summing tied gradients, wherever the cuts are."""

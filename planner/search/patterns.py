@@ -169,7 +169,7 @@ class Patterns:
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
         spare = int(most.sum()) - total
-        reached, seconds = self.fewest[None, :], np.zeros(1)
+        reached, seconds, missed = self.fewest[None, :], np.zeros(1), np.zeros(1, dtype=np.int64)
         left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
         order = range(shape.pipeline) if shape.rank_of(shape.stages - 1) == 0 else range(shape.pipeline - 1, -1, -1)
@@ -178,12 +178,15 @@ class Patterns:
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
             if ways is None or len(reached) * len(ways) > left:
                 return None
-            left -= len(reached) * len(ways)
             reached = np.repeat(reached, len(ways), axis=0)
             reached[:, owned] = np.tile(ways, (len(reached) // max(1, len(ways)), 1))
+            missed = missed.repeat(len(ways)) + np.tile(int(most[rank]) - ways.sum(axis=1), len(missed))
+            # The other ranks cannot have more than their most.
+            reached, missed = reached[missed <= spare], missed[missed <= spare]
+            left -= len(reached)
             seconds = self.seconds(reached)
             kept = seconds < target_s
-            reached, seconds = reached[kept], seconds[kept]
+            reached, seconds, missed = reached[kept], seconds[kept], missed[kept]
         kept = reached.sum(axis=1) == total
         return Assignments(reached[kept], seconds[kept])
 

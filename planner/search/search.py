@@ -15,6 +15,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.ir.serialize import fingerprint
 from planner.search.candidates import enumerate_candidates
+from planner.search.climb import Climb
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
@@ -74,16 +75,18 @@ def search(
     own = Prices(graph, cluster, request, candidates, known=known)
     prices = own if costing is None else costing
     state = _State(request.gap, look)
-    for candidate in candidates:
-        state.push(Sketch(candidate, own.bound(candidate) if costing is None else 0.0))
+    bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
+    for candidate, bound in bounds.items():
+        state.push(Sketch(candidate, bound))
     costed = time.perf_counter()
     scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
     deadline = math.inf if limit_s is None else costed + limit_s
-    _refine(state, scope, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
+    climb = Climb(bounds, scope, state.target, state.report)
+    _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
     if state.best is None:
         found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
         state.best = (found.plan, found.prediction)
-        _refine(state, scope, deadline)
+        _refine(state, scope, climb, deadline)
     plan, prediction = state.best
     left = min((bound for bound, _, _ in state.heap), default=math.inf)
     lower = min(left, state.finished_s, prediction.step_s)
@@ -91,12 +94,13 @@ def search(
     return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds, own)
 
 
-def _refine(state: _State, scope: Scope, deadline: float, until_any: float = math.inf) -> None:
+def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
     without any plan). A candidate gets a plan at once where it looks better than all before it, so that there is one early, and
-    where its turn comes."""
+    where its turn comes; from every best plan it goes uphill."""
     record = math.inf
     while state.heap:
+        best_s = state.target()
         bound, _, node = state.heap[0]
         now = time.perf_counter()
         if bound >= state.target() or now > deadline or (state.best is None and now > until_any):
@@ -111,9 +115,11 @@ def _refine(state: _State, scope: Scope, deadline: float, until_any: float = mat
                 record, attempts = node.bound, node.attempts(scope)
             for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
                 attempt.probe(state.report)
-            continue
-        state.solved += node.looks == 1
-        if node.advance(state.target, deadline, scope.request.gap, state.report):
-            state.finished_s = min(state.finished_s, node.bound)
         else:
-            state.push(node)
+            state.solved += node.looks == 1
+            if node.advance(state.target, deadline, scope.request.gap, state.report):
+                state.finished_s = min(state.finished_s, node.bound)
+            else:
+                state.push(node)
+        if state.target() < best_s:
+            climb.go(node.candidate, deadline)

@@ -1,0 +1,82 @@
+"""An early plan that is hard to beat: from candidate to neighbouring candidate, as long as plans get quicker.
+
+Bounds say which candidates can be good, not which are. What the search must not look at closely is decided by the best plan so
+far, so it goes uphill first wherever it has found one: a probe (a plan with even cuts) costs a hundredth of a close look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner.ir.plan import Mesh
+from planner.search.candidates import Candidate
+from planner.search.nodes import Scope, Sketch
+from planner.search.request import Look
+
+AXES = ("pipeline", "data", "tensor")
+FACTORS = (2, 3)
+"""By so much a neighbour's degrees differ."""
+
+
+@dataclass
+class Climb:
+    """``bounds``: of all candidates. ``target()``: what a plan must be quicker than to matter; ``report``: is told of plans."""
+
+    bounds: Mapping[Candidate, float]
+    scope: Scope
+    target: Callable[[], float]
+    report: Look
+    _probed: set[Candidate] = field(default_factory=set)
+    _of_mesh: dict[Mesh, list[Candidate]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for candidate in self.bounds:
+            self._of_mesh.setdefault(candidate.mesh, []).append(candidate)
+
+    def go(self, start: Candidate, deadline: float) -> None:
+        """Go on from here to the first neighbour that is quicker than all before, until none is."""
+        at: Candidate | None = start
+        while at is not None:
+            near = sorted(set(self._neighbours(at)) - self._probed, key=self.bounds.__getitem__)
+            at = next((candidate for candidate in near if self._improves(candidate, deadline)), None)
+
+    def _improves(self, candidate: Candidate, deadline: float) -> bool:
+        """Whether a probe of the candidate beats the best plan so far."""
+        if self.bounds[candidate] >= self.target() or time.perf_counter() > deadline:
+            return False
+        self._probed.add(candidate)
+        before, family = self.target(), self.scope.family(candidate)
+        attempts = Sketch(candidate, self.bounds[candidate]).attempts(self.scope) if family is not None else []
+        best = min(attempts, key=lambda attempt: attempt.bound, default=None)
+        if best is not None and best.bound < before:
+            best.probe(self.report)
+        return self.target() < before
+
+    def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another."""
+        whole = candidate.zero_group == candidate.mesh.data
+        alike = [other for other in self._of_mesh[candidate.mesh] if (other.zero_group == other.mesh.data) == whole]
+        yield from (other for other in alike if other.micro == candidate.micro)
+        same = [other for other in alike if (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)]
+        for side in (1, -1):
+            beside = [other for other in same if side * (other.micro - candidate.micro) > 0]
+            yield from sorted(beside, key=lambda other: abs(other.micro - candidate.micro))[:1]
+        for mesh in _moved(candidate.mesh):
+            for other in self._of_mesh.get(mesh, ()):
+                alone = mesh.pipeline == 1 or candidate.mesh.pipeline == 1
+                if other.micro == candidate.micro and (other.zero_group == mesh.data) == whole and (
+                    alone or (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)
+                ):
+                    yield other
+
+
+def _moved(mesh: Mesh) -> Iterator[Mesh]:
+    """Meshes with a factor moved from one axis to another."""
+    degrees = {name: getattr(mesh, name) for name in AXES}
+    for source in AXES:
+        for goal in AXES:
+            for factor in FACTORS:
+                if source != goal and degrees[source] % factor == 0:
+                    yield Mesh(**degrees | {source: degrees[source] // factor, goal: degrees[goal] * factor})
