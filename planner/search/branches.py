@@ -57,6 +57,7 @@ class Branches:
     _order: Iterator[int] = field(default_factory=itertools.count)
     _applied: dict[Key, tuple[float, float]] = field(default_factory=dict)
     _limit_s: float = math.inf
+    _looked_apart: bool = False
 
     def __post_init__(self) -> None:
         self._push(self.counts.bound, _Branch(()))
@@ -92,6 +93,10 @@ class Branches:
             return target_s
         if self._limit_s != target_s:  # Rows of shares are as at first again.
             self._applied, self._limit_s = {key: sides for key, sides in self._applied.items() if not key[0]}, target_s
+        if not self._looked_apart and math.isfinite(target_s):
+            self._looked_apart = True
+            if self._told_apart(bound, target_s):
+                return target_s
         self._apply(branch.box)
         counts.forget()
         bounds, agreed = [bound], False
@@ -105,8 +110,6 @@ class Branches:
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
                 return target_s
-        if not branch.box and self._told_apart(bound, target_s):
-            return target_s
         assert counts.values is not None
         parts = self._parts(counts.values)
         if parts is None:
@@ -149,6 +152,8 @@ class Branches:
             return targets[-1]
 
         before = leaf.tightenings
+        # Paths are cheaper to find with real variables.
+        leaf.solve(effort, whole=False)
         unfinished = leaf.solve(effort, whole=True, found=told)
         if unfinished or before < leaf.tightenings <= REPEATS:
             self._push(leaf.bound, branch)
