@@ -169,6 +169,9 @@ class StageReplay:
         root, whole = self.root, kind == "full"
         if not any(link.reached for link in self.chain):
             return
+        # Gradients that are only passed on are copied: by autograd, which accumulates them first of all, or in the end where it
+        # hands them over (runtime/zero.py, ``_apart``).
+        self.heap.add("activations", self.cloned if whole else 0)
         for at in range(len(self.chain) - 1, -1, -1):
             link = self.chain[at]
             unit = root.units[link.unit]
@@ -189,7 +192,7 @@ class StageReplay:
         )
         if kind == "input":
             self._run(len(self.chain) - 1, "tail")
-        self.heap.add("activations", self.cloned)  # Gradients that are only passed on (runtime/zero.py, ``_apart``).
+            self.heap.add("activations", self.cloned)
 
     def _weights(self, last: bool) -> None:
         """The weight part; ZeRO-2 units reduce after it."""
