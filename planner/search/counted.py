@@ -74,9 +74,8 @@ class _Frame:
 def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
     name, pipeline, virtual, microbatches = shape_key
     shape = Shape(name, pipeline, virtual, microbatches, 0.0)  # type: ignore[arg-type]
-    rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+    rank_of, crosses = shape.ranks, shape.crosses
     last = int(rank_of[-1])
-    crosses = np.append(np.append(False, rank_of[1:] != rank_of[:-1]), False)
     messages = np.zeros(pipeline)
     for stage in range(shape.stages):
         messages[rank_of[stage]] += receive_buffer_bytes(

@@ -55,7 +55,7 @@ def greedy_stages(chain: Chain, shape: Shape, bounds: Sequence[int]) -> tuple[St
     """Stages between these bounds, each rank within its memory; None where some rank cannot be."""
     decisions: list[tuple[BlockDecision, ...]] = [()] * shape.stages
     for rank in range(shape.pipeline):
-        owned = [stage for stage in range(shape.stages) if shape.rank_of(stage) == rank]
+        owned = shape.owned(rank)
         filled = _fill(chain, shape, rank, owned, bounds)
         if filled is None:
             return None

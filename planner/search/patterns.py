@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import comb
 
 import numpy as np
@@ -103,13 +102,12 @@ class Patterns:
         assert self._long is not None
         size = max(1, TOGETHER // (3 * shape.stages * shape.microbatches))
         parts = [self._simulated(counts[at : at + size]) for at in range(0, len(counts), size)] or [np.zeros(0)]
-        rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
-        blocks = np.stack([counts[:, rank_of == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
+        blocks = np.stack([counts[:, shape.ranks == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
         once = blocks * self._once_s[self._long]
         if self._ends[0]:
-            once[:, rank_of[0]] += self._once_s[0]
+            once[:, shape.ranks[0]] += self._once_s[0]
         if self._ends[1]:
-            once[:, rank_of[-1]] += self._once_s[-1]
+            once[:, shape.ranks[-1]] += self._once_s[-1]
         # What hides behind the last backward passes is not counted at all.
         tail = np.zeros(len(counts)) if stream.gradients.hidden > 0 else once.max(axis=1)
         return np.concatenate(parts) + tail
@@ -123,11 +121,7 @@ class Patterns:
         if self._ends[1]:
             times[:, -1] += self._least[-1]
         times[:, :, 0] += stream.context_s
-        rank_of = [shape.rank_of(stage) for stage in range(shape.stages)]
-        crosses = np.array([False, *(a != b for a, b in pairwise(rank_of)), False])
-        stopped = stream.blocking_s / 2 * (crosses[:-1].astype(float) + crosses[1:])
-        times[:, :, 0] += stopped
-        times[:, :, 1] += stopped
+        times[:, :, :2] += stream.stopped_s(shape)[:, None]
         return lengths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times, stream.send_s)
 
     def even(self) -> NDArray[np.int64]:
@@ -172,7 +166,7 @@ class Patterns:
         reached, seconds, missed = self.fewest[None, :], np.zeros(1), np.zeros(1, dtype=np.int64)
         left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
-        order = range(shape.pipeline) if shape.rank_of(shape.stages - 1) == 0 else range(shape.pipeline - 1, -1, -1)
+        order = range(shape.pipeline) if shape.ranks[-1] == 0 else range(shape.pipeline - 1, -1, -1)
         for rank in order if spare >= 0 else ():
             owned = shape.owned(rank)
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))

@@ -36,8 +36,7 @@ class Layout:
     def __post_init__(self) -> None:
         stream, shape = self.stream, self.shape
         self.passes = 3 if shape.splits_backward else 2
-        self.rank_of = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
-        self.crosses = np.append(np.append(False, self.rank_of[1:] != self.rank_of[:-1]), False)
+        self.rank_of, self.crosses = shape.ranks, shape.crosses
         pairs = [
             (stage, run) for stage in range(shape.stages) for run in range(len(stream.runs))
             if stream.first_stage(run, shape.stages) <= stage <= stream.last_stage(run, shape.stages)
@@ -93,7 +92,7 @@ class Layout:
         ]
         forward = sums[0][0] + stream.context_s
         backward = sums[0][1] + sums[0][2]
-        stopped = stream.blocking_s / 2 * (self.crosses[:-1].astype(float) + self.crosses[1:])
+        stopped = stream.stopped_s(self.shape)
         hide, floor = stream.gathers.hidden, stream.gathers.floor
         forward_wait = np.maximum(floor * sums[1][0], sums[1][0] - hide * forward)
         backward_wait = np.maximum(floor * sums[1][1], sums[1][1] - hide * backward)
@@ -148,13 +147,13 @@ class Layout:
     def _times(self) -> list[Row]:
         """Each pass at least its compute and what it waits for of its traffic: both forms of the maximum."""
         rows = []
-        gathers, context_s = self.stream.gathers, self.stream.context_s
+        gathers, context_s, stopped_s = self.stream.gathers, self.stream.context_s, self.stream.stopped_s(self.shape)
         forms = [(0.0, gathers.floor)] + ([(gathers.hidden, 1.0)] if gathers.hidden > 0 and gathers.floor < 1 else [])
         compute = np.where(self.kind[:, None] == 0, self.vectors[:, :3], 0.0)
         traffic = np.where(self.kind[:, None] == 1, self.vectors[:, :2], 0.0)
         backward = compute[:, 1] + compute[:, 2]
         for stage in range(self.shape.stages):
-            stopped = self.stream.blocking_s / 2 * (int(self.crosses[stage]) + int(self.crosses[stage + 1]))
+            stopped = float(stopped_s[stage])
             mine = np.flatnonzero(self.stage == stage)
             for hidden, share in forms:
                 forward = (1 - hidden) * compute[:, 0] + share * traffic[:, 0]

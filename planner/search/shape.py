@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.live import live_profiles
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
@@ -27,9 +31,19 @@ class Shape:
             return 2 * self.pipeline - 1 - stage
         return stage % self.pipeline
 
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """[stages]: the rank of each."""
+        return np.array([self.rank_of(stage) for stage in range(self.stages)])
+
+    @cached_property
+    def crosses(self) -> NDArray[np.bool_]:
+        """[stages + 1]: whether the cut before a stage lies between two ranks; none at the ends."""
+        return np.append(np.append(False, self.ranks[1:] != self.ranks[:-1]), False)
+
     def owned(self, rank: int) -> list[int]:
         """Virtual stages of a rank, first to last in the model."""
-        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
+        return [int(stage) for stage in np.flatnonzero(self.ranks == rank)]
 
     @property
     def splits_backward(self) -> bool:

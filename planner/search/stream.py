@@ -14,7 +14,8 @@ from hardware_profiles import Cluster, Engine
 from planner.evaluate import send_seconds
 from planner.ir.plan import Mesh
 from planner.search.chain import Chain, Run
-from planner.search.tables import Table, union
+from planner.search.shape import Shape
+from planner.search.tables import Floats, Table, union
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Stream:
     def crossing_bytes(self) -> int:
         """Over every cut, at least."""
         return min((run.crossing_bytes for run in self.runs if run.first), default=0)
+
+    def stopped_s(self, shape: Shape) -> Floats:
+        """[stages]: seconds for which a pass of a stage stops both ranks at its cuts."""
+        return self.blocking_s / 2 * (shape.crosses[:-1].astype(float) + shape.crosses[1:])
 
     def first_stage(self, run: int, stages: int) -> int:
         """The first virtual stage that can have blocks of a run: each stage after it has a block too."""

@@ -52,11 +52,8 @@ class Thrift:
         """Per virtual stage, a convex combination of its rank's live profiles: no profile of a rank is the worst for all."""
         lives = np.zeros(self.shape.stages)
         for rank, profiles in enumerate(lives_of(self.shape)):
-            lives[self.owned(rank)] = np.mean(np.array(profiles, dtype=float), axis=0)
+            lives[self.shape.owned(rank)] = np.mean(np.array(profiles, dtype=float), axis=0)
         return lives
-
-    def owned(self, rank: int) -> list[int]:
-        return [stage for stage in range(self.shape.stages) if self.shape.rank_of(stage) == rank]
 
     def quick_bound(self) -> float:
         """A lower bound of the largest rank: ranks are weighted by how few blocks they could hold, and each block lies where
@@ -65,7 +62,7 @@ class Thrift:
         distinct = np.unique(lives)
         sizes = np.array([self.ranges.least_of_blocks(live) for live in distinct])
         of_stage = np.searchsorted(distinct, lives)
-        ranks = np.array([self.shape.rank_of(stage) for stage in range(self.shape.stages)])
+        ranks = self.shape.ranks
         totals = np.zeros(self.shape.pipeline)
         np.add.at(totals, ranks, sizes.sum(axis=1)[of_stage] / self.shape.virtual)
         weights = 1.0 / np.maximum(totals, 1.0)
@@ -106,7 +103,7 @@ class Thrift:
 
     def _weighted(self, enough: float) -> Answer:
         shape = self.shape
-        ranks = np.array([shape.rank_of(stage) for stage in range(shape.stages)])
+        ranks = shape.ranks
         share = 1.0 / shape.virtual
         lives = self.mean_lives
         state = self.ranges.states(share)
@@ -163,7 +160,7 @@ class Thrift:
             tops[stage.index] = max(c[2] for c in levels) + sum(sorted(choice[2] for choice in states)[-2:])
         result = np.zeros(self.shape.pipeline)
         for rank, profiles in enumerate(lives_of(self.shape)):
-            owned = self.owned(rank)
+            owned = self.shape.owned(rank)
             live = max(float(np.dot(profile, each[owned])) for profile in profiles)
             result[rank] = always[owned].sum() + live + tops[owned].max() + self._batch_bytes
         return result

@@ -96,7 +96,7 @@ class _Model:
     def _memory(self) -> None:
         costed = self.ranges.costed
         for rank, profiles in enumerate(lives_of(self.shape)):
-            owned = self.thrift.owned(rank)
+            owned = self.shape.owned(rank)
             for profile in profiles:
                 parts = [self._kept(s, live) for s, live in zip(owned, profile, strict=True)]
                 fixed = sum(profile) * costed.context_bytes + self.shape.microbatches * costed.batch_bytes
