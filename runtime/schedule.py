@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules
 
 from .dropout import DropoutStream
 from .receives import slots_in_order, slots_of_single
@@ -25,6 +26,7 @@ MULTIPLE = {
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
 SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv")
+GATHERING = (schedules.UNSHARD, schedules.RESHARD)
 
 
 def stages_of_rank(name: ScheduleName, pipeline: int, rank: int, virtual: int) -> tuple[int, ...]:
@@ -59,6 +61,7 @@ class PipelineRunner:
         else:
             self.schedule = MULTIPLE[name](list(stages), microbatches, **arguments)
             self._let_go_of_sends()
+            self._leave_gathering_to_blocks()
         self._take_in_turns(name)
 
     def _let_go_of_sends(self) -> None:
@@ -67,6 +70,15 @@ class PipelineRunner:
         sends = Sends(releases(orders, self.schedule.rank))
         for stage in self.stages:
             stage.sent = sends
+
+    def _leave_gathering_to_blocks(self) -> None:
+        """torch gathers all blocks of a stage whenever it is one of the next three to act, and lets them go when it is not:
+        with more stages a rank, every turn would gather again what ZeRO 1 and 2 keep, and ZeRO 3's blocks all at once. What a
+        block gathers is for its ZeRO stage to say (:mod:`runtime.zero`), as under schedules of one stage a rank."""
+        schedule = self.schedule
+        order, ours = schedule.pipeline_order_with_comms, schedule.rank
+        order[ours] = [action for action in order[ours] if action.computation_type not in GATHERING]
+        schedule.unsharded_stages.update(stage.stage_index for stage in self.stages)
 
     def _take_in_turns(self, name: ScheduleName) -> None:
         """Tell the stages how many receive buffers they need (:mod:`runtime.receives`). A stage to which no gradient comes back

@@ -174,17 +174,12 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     single = name in ("gpipe", "1f1b")
     let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
     left = Counter(action.stage for action in order)
-    active: list[int] = []
     sent = 0
-    for at, action in enumerate(order):
+    for action in order:
         stage = stages[action.stage]
         for gone in let_go.get(action, ()):
             source = stages[gone.stage]
             heap.add("activations", -(source.answers - source.cloned if gone.kind == "F" else source.returns))
-        if not single:
-            _turn(stages, active, order[at:])
-            if action.stage in active:
-                stage.wait()
         left[action.stage] -= 1
         _act(plan, stages, action)
         if action.kind in "BI" and action.stage:
@@ -242,27 +237,6 @@ def _last_warm_up_bytes(stage: StageReplay, stages: int, count: int) -> int:
     all forward passes are done (torch 2.13, torch/distributed/pipelining/schedules.py, Schedule1F1B, ``send_work``)."""
     warm_up = min(count, stages - stage.stage.index)
     return stage.sends if warm_up - 1 <= stage.finished <= count - warm_up and warm_up > 1 else 0
-
-
-ACTIVE_STAGES = 3
-"""Stages of a rank that a schedule keeps gathered (schedules.py, ``_add_unshard_reshard``)."""
-
-
-def _turn(stages: Mapping[int, StageReplay], active: list[int], ahead: Sequence[Action]) -> None:
-    """Gather the stages that act next, and let go of those that do not."""
-    wanted: list[int] = []
-    for action in ahead:
-        if action.stage not in wanted:
-            wanted.append(action.stage)
-            if len(wanted) == min(ACTIVE_STAGES, len(stages)):
-                break
-    for index in [index for index in active if index not in wanted]:
-        stages[index].reshard()
-        active.remove(index)
-    for index in wanted:
-        if index not in active:
-            stages[index].unshard()
-            active.append(index)
 
 
 _KINDS: dict[str, Literal["full", "input", "weight"]] = {"B": "full", "I": "input", "W": "weight"}

@@ -85,7 +85,6 @@ class StageReplay:
         self.makes = self.sends - sum(self.sizes[name] for name in passed)
         self.cloned = sum(self.sizes[name] for name in passed if self._differentiable(name))
         self.finished = 0
-        self._arriving = False
         self.hands_on = self.is_handed = False
         self._fresh: Counter[int] = Counter()
         self.context = _context(bodies, self.blocks)
@@ -237,23 +236,6 @@ class StageReplay:
             self.root.after_backward(unit, reduces=True, reshards=True, sums=True)
         every = dict.fromkeys(range(len(self.root.units)), True)
         self.root.end_backward(last=True, reduces=every, reshards=every, sums=True)
-
-    def unshard(self) -> None:
-        """Begin to gather all units at once (the schedule's UNSHARD)."""
-        self._arriving = True
-        for unit in self.root.units:
-            self.root.unshard(unit)
-
-    def wait(self) -> None:
-        """What :meth:`unshard` began is there when the stage first acts."""
-        if self._arriving:
-            self._arriving = False
-            for unit in self.root.units:
-                self.root.wait(unit, forward=False)
-
-    def reshard(self) -> None:
-        for unit in self.root.units:
-            self.root.reshard(unit)
 
     def _present(self, link: _Link) -> frozenset[str]:
         """Parameters that have a gradient before the block's backward pass."""

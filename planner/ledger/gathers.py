@@ -1,10 +1,8 @@
 """How often each unit's parameters are gathered and its gradients reduced in a step: FSDP2's states, played through.
 
-A unit is gathered when a pass needs it and it is not whole, and let go after a forward pass (ZeRO 3), after a backward pass
-(ZeRO 3, or the step's last) or when the schedule turns to other stages (torch 2.13:
-torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``unshard``, ``post_forward``, ``post_backward``;
-torch/distributed/pipelining/schedules.py, ``_add_unshard_reshard``: stages that share a rank are gathered whole when one of
-the next three that compute needs it, and let go when none does).
+A unit is gathered when a pass needs it and it is not whole, and let go after a forward pass (ZeRO 3) or after a backward pass
+(ZeRO 3, or the step's last; torch 2.13: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``unshard``,
+``post_forward``, ``post_backward``).
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from dataclasses import dataclass
 from cost_models.schedules import Action, actions
 from planner.ir.plan import SPLIT_BACKWARD, Plan
 from planner.ledger.units import Unit
-
-ACTIVE_STAGES = 3
 
 
 @dataclass(slots=True)
@@ -67,10 +63,6 @@ def play(plan: Plan, pipeline_rank: int, stages: Mapping[int, Sequence[Unit]]) -
     microbatches = plan.batch.accumulation
     left = dict.fromkeys(units, microbatches)
     for item in _order(plan, pipeline_rank):
-        if isinstance(item, _Active):
-            for turns in units[item.stage]:
-                turns.gather() if item.whole else setattr(turns, "whole", False)
-            continue
         mine = units[item.stage]
         left[item.stage] -= item.kind in "BW"
         last = left[item.stage] == 0
@@ -86,47 +78,15 @@ def play(plan: Plan, pipeline_rank: int, stages: Mapping[int, Sequence[Unit]]) -
     return units
 
 
-@dataclass(frozen=True, slots=True)
-class _Active:
-    """The schedule gathers all units of a stage, or lets them go."""
-
-    stage: int
-    whole: bool
-
-
-def _order(plan: Plan, pipeline_rank: int) -> Iterator[Action | _Active]:
-    """The rank's actions, with what the schedule does about its stages' parameters."""
+def _order(plan: Plan, pipeline_rank: int) -> Iterator[Action]:
+    """The rank's actions."""
     mesh, schedule, count = plan.mesh, plan.schedule, plan.batch.accumulation
-    if mesh.pipeline == 1:
-        for index in range(count):
-            yield Action("F", 0, index)
-            yield Action("B", 0, index)
+    if mesh.pipeline > 1:
+        yield from actions(schedule.name, mesh.pipeline, schedule.virtual, count)[pipeline_rank]
         return
-    mine = actions(schedule.name, mesh.pipeline, schedule.virtual, count)[pipeline_rank]
-    if schedule.name in ("gpipe", "1f1b"):
-        yield from mine
-        return
-    active: set[int] = set()
-    for at, action in enumerate(mine):
-        soon = _next_stages(mine[at:])
-        for stage in active - set(soon):
-            yield _Active(stage, False)
-        for stage in soon:
-            if stage not in active:
-                yield _Active(stage, True)
-        active = set(soon)
-        yield action
-
-
-def _next_stages(following: Sequence[Action]) -> list[int]:
-    """The next different stages that compute, three at most."""
-    found: list[int] = []
-    for action in following:
-        if action.stage not in found:
-            found.append(action.stage)
-        if len(found) == ACTIVE_STAGES:
-            break
-    return found
+    for index in range(count):
+        yield Action("F", 0, index)
+        yield Action("B", 0, index)
 
 
 def splits_backward(plan: Plan) -> bool:

@@ -37,6 +37,9 @@ CASES = [
     ("gpt", "fp32", Row(pipeline=2, schedule="interleaved-1f1b", accumulation=16, microbatch=2)),
     ("gpt", "bf16", Row(pipeline=4, schedule="interleaved-zero-bubble", zero=1, accumulation=24, microbatch=2)),
     ("llama", "fp64", Row(pipeline=4, schedule="zbv", accumulation=24)),
+    # More stages of a rank than torch's schedules would keep gathered.
+    ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-1f1b", stages_of_rank=4, zero="mixed", accumulation=4)),
+    ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-zero-bubble", stages_of_rank=4, zero=1, accumulation=4)),
     # Blocks that are not trained, parameters without dims, names that mean nothing.
     ("frozen", "bf16", Row(pipeline=2, accumulation=2)),
     ("frozen", "fp64", Row(data=2, zero=3, recompute="mixed", accumulation=2)),

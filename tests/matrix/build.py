@@ -34,6 +34,7 @@ class Row:
     accumulation: int = 1
     microbatch: int = 1
     zero_group: int | None = None
+    stages_of_rank: int = 2
 
     @property
     def devices(self) -> int:
@@ -41,13 +42,15 @@ class Row:
 
     @property
     def virtual(self) -> int:
-        return 2 if self.schedule in ("interleaved-1f1b", "interleaved-zero-bubble", "zbv") and self.pipeline > 1 else 1
+        several = self.schedule in ("interleaved-1f1b", "interleaved-zero-bubble", "zbv") and self.pipeline > 1
+        return self.stages_of_rank if several else 1
 
     @property
     def label(self) -> str:
         sequence = "+sp" if self.sequence_parallel else ""
+        stages = f"x{self.stages_of_rank}" if self.stages_of_rank != 2 else ""
         return (
-            f"pp{self.pipeline}-{self.schedule}-dp{self.data}-tp{self.tensor}{sequence}-zero{self.zero}"
+            f"pp{self.pipeline}{stages}-{self.schedule}-dp{self.data}-tp{self.tensor}{sequence}-zero{self.zero}"
             f"-{self.recompute}-acc{self.accumulation}"
         )
 

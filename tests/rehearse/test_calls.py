@@ -24,6 +24,7 @@ ROWS = [
     ("gpt", "bf16", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="zbv", sequence_parallel=True)),
     # ZeRO in groups smaller than the data axis; by block; nothing to gather in a group of one.
+    ("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
     ("gpt", "fp64", Row(data=4, zero_group=2, zero=3, accumulation=2)),
     ("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     ("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
@@ -40,7 +41,7 @@ ROWS = [
 
 def check(server: Server, model: str, precision: str, row: Row, directory: Path) -> None:
     """The first rank of every stage, and the last of all, which holds the least."""
-    plan, graph = written(model, row, directory, precision=precision, layers=4 if row.virtual > 1 else 2)
+    plan, graph = written(model, row, directory, precision=precision, layers=2 * row.virtual)
     for rehearsed in server.rehearse(directory, [*representatives(plan), plan.mesh.devices - 1]):
         assert rehearsed.stage == Place.of(rehearsed.rank, plan.mesh).pipeline
         assert not parted_calls(plan, graph, rehearsed)
