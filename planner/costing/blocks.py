@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hardware_profiles import Engine
 from planner.costing.exchanges import Axis
 from planner.costing.measured import BlockWork, measure_block
 from planner.costing.operations import Operation
@@ -14,10 +15,15 @@ from planner.ir.placement import BodyPlacement, Transfer
 from planner.placement.ledger import CollectiveCount
 
 AXES: tuple[Axis, ...] = ("context", "expert")
-REDUCTION_COPIES = 2
-"""What reducing a block's whole gradients adds to them, in their own size: the flat buffer, its scaled copy and the result,
-less the gradients themselves, which are freed after the copy (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
-``foreach_reduce`` of a group of one). By then the block's activations are gone."""
+
+
+def reduction_copies(group: int, engine: Engine) -> int:
+    """What reducing a block's whole gradients over ``group`` ranks adds to them, in their own size: the flat buffer and the
+    result, less the gradients themselves, which are freed after the copy; a result is as large as they are in a group of one
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``). By then the block's activations are gone."""
+    return (2 if group == 1 else 1) if engine.keeps == "operations" else 0
+
+
 
 
 def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute: Recompute) -> BlockCost:
@@ -25,9 +31,9 @@ def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute
     return price_block(measure_block(body, placement, pricing.microbatch, (recompute,)), pricing, recompute)
 
 
-def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute) -> BlockCost:
-    """Seconds of what was counted. Communication is what the ledger counts, priced call by call; copies around
-    collectives are compute."""
+def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute, group: int = 1) -> BlockCost:
+    """Seconds of what was counted; ``group``: ranks that share a copy of the state. Communication is what the ledger counts,
+    priced call by call; copies around collectives are compute."""
     # The products before the loss stay in the job's precision (Megatron Core's output layer; torchtitan's float8 filter).
     quantised = all(item.base != "cross_entropy_loss" for item in block.operations)
     seconds = {item.node: pricing.operation_seconds(item, quantised=quantised) for item in block.operations}
@@ -40,7 +46,7 @@ def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute) -> Blo
     host_forward_s, host_backward_s = pricing.host_seconds(block.operations, calls)
     again = sum(item.count for item in level.backward) - calls[1]
     host_again_s, _ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
-    copies = REDUCTION_COPIES if pricing.engine.keeps == "operations" else 0
+    copies = reduction_copies(group, pricing.engine)
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
     return BlockCost(
         forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s - forward_comm_s),
@@ -59,6 +65,7 @@ def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute) -> Blo
         buffer_bytes=block.buffer_bytes,
         flops=block.flops,
         waiting_bytes=level.waiting_bytes,
+        split_peak_bytes=level.split_peak_bytes,
         forward_context_s=context[0], backward_context_s=context[1],
         forward_expert_s=expert[0], backward_expert_s=expert[1],
     )

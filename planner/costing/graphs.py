@@ -10,10 +10,11 @@ from math import prod
 
 from cost_models.memory import shard_elements
 from hardware_profiles import Cluster, Engine
-from planner.costing.activations import context_bytes
+from planner.costing.activations import context_bytes, kept_roots
 from planner.costing.blocks import price_block, whole_seconds
 from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.exchanges import expert_parameters
+from planner.costing.local import localise
 from planner.costing.measured import BlockWork, measure_block, measure_whole
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
@@ -51,6 +52,7 @@ class GraphWork:
     placements: tuple[Placements, ...]
     blocks: tuple[Mapping[str, BlockWork], ...]
     crossing_bytes: tuple[Mapping[int, int], ...]
+    received_bytes: tuple[Mapping[int, int], ...]
     context: tuple[Operation, ...]
     context_bytes: int
     batch_bytes: int
@@ -71,6 +73,7 @@ def measure_graph(
             for option in options
         ),
         crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
+        received_bytes=tuple(_received_bytes(graph, option, microbatch, levels, engine) for option in options),
         context=measure_whole(graph.context, microbatch),
         context_bytes=context_bytes(graph, microbatch),
         batch_bytes=SCALAR_BYTES + sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
@@ -89,7 +92,7 @@ def price_graph(
     )
     return CostedGraph(
         counted.graph, mesh.tensor, counted.microbatch, counted.placements,
-        blocks=tuple(_priced(option, pricing) for option in counted.blocks),
+        blocks=tuple(_priced(option, pricing, min(zero_group, mesh.data)) for option in counted.blocks),
         states=tuple(
             state_costs(counted.graph, option, cluster, mesh, precision, zero_group, accumulation, stages, engine)
             for option in counted.placements
@@ -99,6 +102,7 @@ def price_graph(
         context_bytes=counted.context_bytes,
         batch_bytes=counted.batch_bytes,
         warnings=counted.warnings,
+        received_bytes=counted.received_bytes,
     )
 
 
@@ -129,8 +133,10 @@ def block_costs(graph: ModelGraph, options: Sequence[Placements], pricing: Prici
     )
 
 
-def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing) -> BlockCosts:
-    return {name: {level: price_block(block, pricing, level) for level in block.levels} for name, block in blocks.items()}
+def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing, group: int = 1) -> BlockCosts:
+    return {
+        name: {level: price_block(block, pricing, level, group) for level in block.levels} for name, block in blocks.items()
+    }
 
 
 def state_costs(
@@ -232,3 +238,25 @@ def _crossing_bytes(graph: ModelGraph, option: Mapping[str, BodyPlacement], micr
             local = local_type(graph.activation_types[name], placed, placement.degree)
             sizes[name] = local.size_bytes(microbatch)
     return {cut: sum(sizes[name] for name in graph.crossing(cut)) for cut in range(1, len(graph.blocks))}
+
+
+def _received_bytes(
+    graph: ModelGraph, option: Mapping[str, BodyPlacement], microbatch: int, levels: Sequence[Recompute], engine: Engine
+) -> dict[int, int]:
+    """Of what crosses a cut, what the block after it keeps at every level. Engines that receive into what blocks keep have no
+    buffers beside it."""
+    if engine.keeps != "operations":
+        return {}
+    kept: dict[str, dict[str, int]] = {}
+    for body in graph.bodies:
+        local = localise(body, option[body.name], microbatch)
+        names = {value.name for value in body.inputs if value.differentiable}
+        always = names.intersection(*(kept_roots(local, level) for level in levels))
+        kept[body.name] = {name: local.storage_bytes(name) for name in always}
+    found = {}
+    for cut in range(1, len(graph.blocks)):
+        block = graph.blocks[cut]
+        crossing = set(graph.crossing(cut))
+        values = zip(graph.body_of[block.body].inputs, block.reads, strict=True)
+        found[cut] = sum(kept[block.body].get(value.name, 0) for value, name in values if name in crossing)
+    return found

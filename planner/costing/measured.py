@@ -38,6 +38,7 @@ class LevelWork:
     forward_peak_bytes: int
     backward_peak_bytes: int
     waiting_bytes: int = 0
+    split_peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def _levels(
             repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
             moved = repeated
         _, again = collectives(body, placement, placement.degree, microbatch, repeated=moved)
-        waiting = _waiting_bytes(local) if level == "none" else 0  # Split passes exclude recomputation.
-        found[level] = LevelWork(repeated, again, *_level_bytes(local, level, engine), waiting)
+        apart = _split(local) if level == "none" else (0, 0)  # Split passes exclude recomputation.
+        found[level] = LevelWork(repeated, again, *_level_bytes(local, level, engine), *apart)
     return found
 
 
@@ -106,19 +107,16 @@ def _peaks(local: LocalBody, level: Recompute, saved: int) -> tuple[int, int]:
     inputs, and the gradients that arrive at its outputs, are alive all the while; parameters' gradients are made too."""
     passes = BlockPasses(local, level)
     inputs = sum(local.storage_bytes(value.name) for value in local.body.inputs if value.differentiable)
-    arriving = sum(passes.gradient_bytes)
-    backward = arriving + sum(passes.backward().peak)
-    if level == "none":  # Split passes exclude recomputation.
-        waiting = _waiting_bytes(local)
-        backward = max(
-            backward, arriving + sum(passes.backward("input").peak) - waiting, sum(passes.backward("weight").peak),
-        )
-    return max(0, passes.forward.peak[0] + inputs - saved), backward
+    return max(0, passes.forward.peak[0] + inputs - saved), sum(passes.gradient_bytes) + sum(passes.backward().peak)
 
 
-def _waiting_bytes(local: LocalBody) -> int:
-    """What the weight part of a split backward pass will read, beyond what the input part still keeps for it."""
-    return max(0, BlockPasses(local, "none").backward("input").after[0])
+def _split(local: LocalBody) -> tuple[int, int]:
+    """Of a backward pass in two parts: what the weight part will read beyond what the input part still keeps for it, and the
+    most that lives in either part beyond both."""
+    passes = BlockPasses(local, "none")
+    inward = passes.backward("input")
+    waiting = max(0, inward.after[0])
+    return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(passes.backward("weight").peak))
 
 
 def _level_bytes(local: LocalBody, level: Recompute, engine: Engine) -> tuple[int, int, int]:

@@ -75,28 +75,27 @@ def cost_state(
 def _transient_bytes(
     elements: int, kept: int, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool
 ) -> int:
-    """A block's share of what ZeRO holds transiently; the two largest shares of a stage are counted together.
+    """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest counts.
 
-    The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last
-    micro-batch only, where the block's working copy and activations are already gone: the mean of two blocks' excess is
-    counted. ZeRO 1 frees more gradients than it buffers. With one micro-batch ZeRO 1 and 2 free a block's working copy, and
-    buffer and keep its gradients, while the next block runs. ZeRO 3 keeps two working copies (the current block's and the one
-    fetched next). Under ZeRO 2 and 3 the buffer of the stage's first block lives on through the next micro-batch's
-    forward, beside all activations. With w for a working copy (2 or 4 bytes an element) and r for a buffer (4),
-    w + r / 2 each under ZeRO 3 is w(a) + w(b) + r(c) of any three blocks or more.
+    The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last micro-batch
+    only, where the block's working copy and activations are already gone. ZeRO 1 frees more gradients than it buffers. With
+    one micro-batch ZeRO 1 and 2 free a block's working copy, and buffer and keep its gradients, while the next block runs.
+    ZeRO 3 keeps two working copies (the current block's and the one fetched next). Under ZeRO 2 and 3 the buffer of the
+    stage's first block lives on through the next micro-batch's forward, beside all activations. A block that is alone in its
+    stage has both copies too: the collective's output and what is copied out of it.
     """
     passing = transient_bytes(elements, precision, zero, group, shard=kept)
     if zero == 0:
         freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
-        return -(-(passing.reduce - freed) // 2)
+        return passing.reduce - freed
     if accumulation == 1 and zero < 3:
-        return max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
+        return 2 * max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
     if zero == 1:
         return 0
     reduced = passing.reduce if accumulation > 1 else 0
     if zero == 2:
-        return reduced
-    return (0 if resident else WORKING_BYTES[precision] * elements) + -(-reduced // 2)
+        return 2 * reduced
+    return (0 if resident else 2 * WORKING_BYTES[precision] * elements) + reduced
 
 
 def _traffic_seconds(

@@ -32,6 +32,8 @@ from planner.ir.plan import (
 EMITTED = "torch-eager"
 """The engine of emitted programs."""
 DEFAULT_ENGINE = Engine()
+ON_THEIR_WAY = 2
+"""Gradients that an interleaved rank has sent and that may not have arrived, beyond one for each micro-batch that is gone."""
 
 
 def receive_buffer_bytes(
@@ -40,10 +42,13 @@ def receive_buffer_bytes(
 ) -> int:
     """Buffers that a stage receives into and keeps: inputs, and gradients of its output, each taken in turns
     (:func:`cost_models.receives.receive_slots`). ``virtual``: of ``stages``, those of one rank. 1F1B holds one activation and
-    one gradient that it has sent besides (torch/distributed/pipelining/schedules.py, ``Schedule1F1B``: ``send_work``)."""
+    one gradient that it has sent besides (torch/distributed/pipelining/schedules.py, ``Schedule1F1B``: ``send_work``);
+    interleaved 1F1B, of all stages of a rank, two gradients more than micro-batches have gone (:mod:`cost_models.sends`)."""
     inputs, gradients = receive_slots(schedule, stages // virtual, virtual, microbatches)[stage]
     sent = int(schedule == "1f1b" and microbatches > 1)
-    return (inputs + sent) * incoming_bytes + (gradients + sent) * outgoing_bytes
+    pipeline = stages // virtual
+    back = ON_THEIR_WAY if schedule == "interleaved-1f1b" and stage // pipeline == min(1, virtual - 1) else sent
+    return (inputs + back) * incoming_bytes + (gradients + sent) * outgoing_bytes
 
 
 def rank_memories(

@@ -23,7 +23,7 @@ class StageLoad:
 
     ``times`` hold everything that the schedule sees, the parts say what they are made of; ``backward_s``: of the backward pass,
     what computes or waits for the tensor axis; ``data_comm_s``: what is waited for. ``transient_bytes``: the largest
-    peak of a block; ``gather_bytes``: the two largest shares of ZeRO's transient copies. ``saved_bytes``: all that one
+    peak of a block; ``gather_bytes``: the largest of ZeRO's transient copies. ``saved_bytes``: all that one
     micro-batch keeps. ``lone_bytes``: the most of what is kept, gradients and transients in the backward pass of a step's only
     micro-batch.
     """
@@ -73,8 +73,9 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
     input_s = sum(input_gradient_seconds(cost, NO_STATE) for cost, _ in pairs)
     forward_wait_s = gathers.exposed_s(forward_s, sum(state.forward_comm_s for _, state in pairs))
     backward_wait_s = gathers.exposed_s(input_s + weight_s, sum(state.backward_comm_s for _, state in pairs))
-    # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache).
-    sent = costed.crossing_bytes[option].get(stage.last, 0)
+    # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache); what it has received, in receive buffers.
+    crossing, twice = costed.crossing_bytes[option], costed.kept_twice(option, stage.first, split=split)
+    kept = sum(cost.kept_bytes(split) for cost, _ in pairs) + crossing.get(stage.last, 0)
     return StageLoad(
         times=StageTimes(forward_s + forward_wait_s, input_s + backward_wait_s, weight_s),
         backward_s=input_s + weight_s,
@@ -90,11 +91,17 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
         gradients_bytes=sum(state.gradients_bytes for _, state in pairs),
         optimizer_bytes=sum(state.optimizer_bytes for _, state in pairs),
         constant_bytes=sum(cost.buffer_bytes for cost, _ in pairs),
-        saved_bytes=sum(cost.kept_bytes(split) for cost, _ in pairs) + costed.context_bytes + sent,
-        transient_bytes=max((max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost, _ in pairs), default=0),
-        gather_bytes=sum(sorted(state.gather_bytes for _, state in pairs)[-2:]),
+        saved_bytes=own_bytes(kept, crossing.get(stage.first, 0), twice) + costed.context_bytes,
+        transient_bytes=max((cost.peak_bytes(split) for cost, _ in pairs), default=0),
+        gather_bytes=max((state.gather_bytes for _, state in pairs), default=0),
         lone_bytes=_lone_bytes(pairs),
     )
+
+
+def own_bytes(kept: int, received: int, twice: int) -> int:
+    """Of what a stage keeps of a micro-batch, what does not lie in a receive buffer; but a micro-batch that goes leaves a
+    gradient of what was ``received`` on its way back."""
+    return max(kept - twice, min(kept, received))
 
 
 def _lone_bytes(pairs: Sequence[tuple[BlockCost, StateCost]]) -> int:
@@ -104,7 +111,7 @@ def _lone_bytes(pairs: Sequence[tuple[BlockCost, StateCost]]) -> int:
     most = before = 0
     for cost, state in reversed(pairs):
         gradients += state.gradients_bytes
-        transient = max(cost.forward_peak_bytes, cost.backward_peak_bytes) + state.gather_bytes + before
+        transient = cost.peak_bytes(False) + (state.gather_bytes + before) // 2
         most = max(most, kept + gradients + transient)
         kept -= cost.saved_bytes
         before = state.gather_bytes

@@ -23,7 +23,8 @@ class BlockCost:
     ``..._expert_s``: that of those axes, what recomputation repeats counted with the backward pass.
     ``saved_bytes``: what autograd keeps from forward to backward for one micro-batch (parameters left out);
     ``waiting_bytes``: what it keeps beyond that between the input and the weight part of a split backward pass;
-    ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept.
+    ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept; ``split_peak_bytes``:
+    in either part of a split backward pass.
     ``parameter_elements``: trained elements this rank holds before ZeRO; ``buffer_bytes``: constants.
     ``flops``: model FLOPs of forward and backward of the WHOLE block (all ranks), without recomputation.
     """
@@ -46,10 +47,15 @@ class BlockCost:
     forward_expert_s: float = 0.0
     backward_expert_s: float = 0.0
     waiting_bytes: int = 0
+    split_peak_bytes: int = 0
 
     def kept_bytes(self, split: bool) -> int:
         """The most that a live micro-batch keeps; ``split``: the schedule parts the backward pass."""
         return self.saved_bytes + (self.waiting_bytes if split else 0)
+
+    def peak_bytes(self, split: bool) -> int:
+        """The most that lives transiently in any pass."""
+        return max(self.forward_peak_bytes, self.backward_peak_bytes, self.split_peak_bytes if split else 0)
 
     @property
     def backward_s(self) -> float:
@@ -61,7 +67,7 @@ class StateCost:
     """Keeping and synchronising one block's parameters under one ZeRO stage, on one rank.
 
     ``persistent`` bytes live all step long, the working copy that ZeRO 0-2 keep counted as parameters; ``gather_bytes``:
-    a block's share of the transient copies and buffers, two of which live together. ``once_comm_s``: per step (gradient
+    the transient copies and buffers of the block and of a neighbour as large. ``once_comm_s``: per step (gradient
     reduction, the parameter gather of ZeRO-1, the sum over the tensor axis); ``forward_comm_s``/``backward_comm_s``: per
     micro-batch (ZeRO-2's reduce-scatter, ZeRO-3's gathers, accumulation). ``optimizer_s``: the update and the norm.
     """
@@ -83,8 +89,9 @@ class CostedGraph:
     ``placements[option][body]``: the tensor placements that were solved; an option fixes the boundary placement of the
     chain (sequence-parallel or not) and of tied parameters, so that any two blocks of one option fit together.
     ``blocks[option][body][recompute]``; ``states[option][body][zero]``; ``crossing_bytes[option][cut]``: bytes that one
-    micro-batch sends over the cut before block ``cut``, on one rank. ``context_s``, ``context_bytes``: what every stage
-    computes and holds for one micro-batch beside its blocks; ``batch_bytes``: the inputs of one micro-batch.
+    micro-batch sends over the cut before block ``cut``, on one rank, and ``received_bytes``: those of them that the block
+    keeps at every level, which lie in a stage's receive buffers where it begins there. ``context_s``, ``context_bytes``: what
+    every stage computes and holds for one micro-batch beside its blocks; ``batch_bytes``: the inputs of one micro-batch.
     """
 
     graph: ModelGraph
@@ -98,3 +105,9 @@ class CostedGraph:
     context_bytes: int = 0
     batch_bytes: int = 0
     warnings: tuple[str, ...] = field(default=())
+    received_bytes: tuple[Mapping[int, int], ...] = ()
+
+    def kept_twice(self, option: int, cut: int, *, split: bool) -> int:
+        """Bytes of a micro-batch that the block after a cut keeps and a receive buffer too: the same memory. Where backward
+        passes are ``split``, gradients that are sent back pile up meanwhile: they may have that room."""
+        return self.received_bytes[option].get(cut, 0) if self.received_bytes and not split else 0

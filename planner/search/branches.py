@@ -95,7 +95,7 @@ class Branches:
             self._applied, self._limit_s = {key: sides for key, sides in self._applied.items() if not key[0]}, target_s
         if not self._looked_apart and math.isfinite(target_s):
             self._looked_apart = True
-            if self._told_apart(bound, target_s):
+            if self._told_apart(bound, effort):
                 return target_s
         self._apply(branch.box)
         counts.forget()
@@ -127,20 +127,25 @@ class Branches:
         self._push(bound, _Branch((*rest, (key, (below + 1.0, high)))))
         return target_s
 
-    def _told_apart(self, bound: float, target_s: float) -> bool:
-        """Whether few ways to lay whole blocks on the stages may be quicker than the target: then each is a leaf."""
+    def _told_apart(self, bound: float, effort: Effort) -> bool:
+        """Whether few ways to lay whole blocks on the stages may be quicker than the target, and time is left to lay out their
+        programs: then each is a leaf."""
         patterns, costs = Patterns(self.counts.stream, self.counts.shape), self.counts.costs
         if not patterns.possible or costs is None:
             return False
-        found = patterns.find(costs, target_s)
+        found = patterns.find(costs, effort.target_s)
         if found is None:
             return False
-        self.finished_s = min(self.finished_s, target_s)
+        leaves = []
         for counts, seconds in zip(found.counts, found.seconds, strict=True):
-            least = max(bound, float(seconds))
-            leaf = Counts(self.counts.ranks, self.counts.pool, exact=True, bound=least)
+            if time.perf_counter() >= effort.deadline:
+                return False
+            leaf = Counts(self.counts.ranks, self.counts.pool, exact=True, bound=max(bound, float(seconds)))
             leaf.hold(leaf.layout.laid(patterns.by_run(counts)))
-            self._push(least, _Branch((), leaf))
+            leaves.append(leaf)
+        self.finished_s = min(self.finished_s, effort.target_s)
+        for leaf in leaves:
+            self._push(leaf.bound, _Branch((), leaf))
         return True
 
     def _settle(self, leaf: Counts, branch: _Branch, effort: Effort, found: Found) -> float:

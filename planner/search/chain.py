@@ -17,12 +17,13 @@ from planner.search.tables import PASSES, Table, table
 @dataclass(frozen=True, slots=True)
 class Run:
     """``count`` identical blocks from ``first`` on, which may choose alike, with ``crossing_bytes`` over the cut before each
-    of them."""
+    of them, of which they keep ``received_bytes`` anyway."""
 
     body: str
     first: int
     count: int
     crossing_bytes: int
+    received_bytes: int = 0
 
 
 @dataclass
@@ -37,13 +38,16 @@ class Chain:
     def runs(self) -> tuple[Run, ...]:
         crossing = self.costed.crossing_bytes[self.option]
         kinds = [
-            (block.body, crossing.get(i, 0) if i else -1, self.allowed.of_block(i))
+            (
+                block.body, crossing.get(i, 0) if i else -1,
+                self.costed.kept_twice(self.option, i, split=self.allowed.split), self.allowed.of_block(i),
+            )
             for i, block in enumerate(self.costed.graph.blocks)
         ]
         runs, first = [], 0
-        for (body, size, _), group in itertools.groupby(kinds):
+        for (body, size, received, _), group in itertools.groupby(kinds):
             count = len(list(group))
-            runs.append(Run(body, first, count, max(size, 0)))
+            runs.append(Run(body, first, count, max(size, 0), received))
             first += count
         return tuple(runs)
 
@@ -65,7 +69,7 @@ class Chain:
              c.buffer_bytes, c.kept_bytes(self.allowed.split))
             for c in (costs[name] for name in names)
         ]
-        return table(names, vectors, [max(costs[n].forward_peak_bytes, costs[n].backward_peak_bytes) for n in names])
+        return table(names, vectors, [costs[n].peak_bytes(self.allowed.split) for n in names])
 
     def _zero_choices(self, run: Run) -> Table:
         states = self.costed.states[self.option][run.body]

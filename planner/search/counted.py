@@ -59,14 +59,15 @@ class RankCosts:
 @dataclass(frozen=True)
 class _Frame:
     """What only the schedule decides. ``rank_of`` [stages]. Memory constraints, one a row: ``rank``; ``least``: live
-    micro-batches of the rank's emptiest stage; ``alive``, ``sent``: of all its stages, and of those that send on.
-    ``messages`` [ranks]: receive buffers, in messages."""
+    micro-batches of the rank's emptiest stage; ``alive``, ``sent``, ``received``: of all its stages, of those that send on,
+    and of those that receive. ``messages`` [ranks]: receive buffers, in messages."""
 
     rank_of: Indices
     rank: Indices
     least: Floats
     alive: Floats
     sent: Floats
+    received: Floats
     messages: Floats
 
 
@@ -88,7 +89,9 @@ def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
     lives, at = np.concatenate(vectors), np.array(ranks)
     # The last stage sends nothing on; it is the last of its rank, but under zbv the rank's stages are listed likewise.
     ends = np.where(at == last, lives[:, -1], 0.0)
-    return _Frame(rank_of, at, lives.min(axis=1), lives.sum(axis=1), lives.sum(axis=1) - ends, messages)
+    begins = np.where(at == 0, lives[:, 0], 0.0)
+    alive = lives.sum(axis=1)
+    return _Frame(rank_of, at, lives.min(axis=1), alive, alive - ends, alive - begins, messages)
 
 
 def _lives(shape: Shape) -> list[Floats]:
@@ -164,7 +167,8 @@ class Ranks:
         held = sum(forced * work.least_bytes for forced, work in zip(self.forced, self.known, strict=True))
         free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * frame.messages
         room = (free - self.peaks[0] - self.peaks[1] - held)[frame.rank]
-        return np.asarray(room - stream.context_bytes * frame.alive - stream.crossing_bytes * frame.sent)
+        beside = stream.crossing_bytes * frame.sent - stream.received_bytes * frame.received
+        return np.asarray(room - stream.context_bytes * frame.alive - beside)
 
     @cached_property
     def costs(self) -> RankCosts:

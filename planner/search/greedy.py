@@ -138,11 +138,11 @@ def _portions(
 
 def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds: Sequence[int]) -> float:
     """What a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's values and
-    what is sent on."""
-    crossing = [
-        next(run.crossing_bytes for run in reversed(chain.runs) if run.first <= bounds[cut]) if 0 < cut < shape.stages else 0
-        for cut in range(shape.stages + 1)
-    ]
+    what is sent on, less what lies in receive buffers."""
+    cuts = [bounds[cut] if 0 < cut < shape.stages else 0 for cut in range(shape.stages + 1)]
+    begins = [next(run for run in reversed(chain.runs) if run.first <= cut) if cut else None for cut in cuts]
+    crossing = [0 if run is None else run.crossing_bytes for run in begins]
+    received = [0 if run is None else run.received_bytes for run in begins]
     total = shape.microbatches * chain.costed.batch_bytes
     for stage in owned:
         incoming, outgoing = (
@@ -152,14 +152,14 @@ def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds:
         total += receive_buffer_bytes(
             shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing, shape.virtual
         )
-    kept = [chain.costed.context_bytes + crossing[stage + 1] for stage in owned]
+    kept = [chain.costed.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
     return float(total + max(sum(n * size for n, size in zip(live, kept, strict=True)) for live in shape.live(rank)))
 
 
 def _transient(portions: Sequence[_Portion], owned: Sequence[int]) -> float:
     worst = 0.0
     for stage in owned:
-        peak, gathered = 0.0, []
+        peak = gathered = 0.0
         for portion in portions:
             if portion.stage != stage:
                 continue
@@ -168,8 +168,8 @@ def _transient(portions: Sequence[_Portion], owned: Sequence[int]) -> float:
                 if count and portion.kind == 0:
                     peak = max(peak, top)
                 elif count:
-                    gathered += [top] * min(count, 2)
-        worst = max(worst, peak + sum(sorted(gathered)[-2:]))
+                    gathered = max(gathered, top)
+        worst = max(worst, peak + gathered)
     return worst
 
 

@@ -160,7 +160,10 @@ class LeastMemory:
     def _least_of(self, candidate: Candidate, ranges: Ranges) -> float:
         """The mean over ranks of what all blocks keep of one micro-batch."""
         costed = ranges.costed
-        kept = ranges.least_sum / candidate.mesh.pipeline + costed.context_bytes + ranges.least_transient
+        # Of a value that crosses a cut, the block before or the one after counts it, or both.
+        stages = candidate.mesh.pipeline * candidate.virtual
+        beside = (stages - 1) * min(0, ranges.least_crossing - ranges.most_received) / candidate.mesh.pipeline
+        kept = ranges.least_sum / candidate.mesh.pipeline + beside + costed.context_bytes + ranges.least_transient
         return kept + candidate.accumulation * costed.batch_bytes + self.cluster.chip.reserve_bytes
 
     def _look(self, bound: float, node: _Node) -> None:

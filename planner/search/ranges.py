@@ -1,7 +1,7 @@
 """The least memory of every range of blocks on one stage, exactly.
 
 A stage needs, for its blocks, the sum of what each keeps (state, constants, and its activations of every live
-micro-batch), the largest transient peak of one of them, and the two largest transient shares of ZeRO. What recomputation
+micro-batch), the largest transient peak of one of them, and the largest transient share of ZeRO. What recomputation
 decides and what ZeRO decides add up, so the two are minimised apart. Where the largest transient is at most a threshold,
 each block takes its cheapest choice under that threshold: the least over all thresholds is the least over all choices,
 because every choice has some largest transient. Prefix sums give this for all ranges at once.
@@ -45,8 +45,7 @@ class Ranges:
         return tuple(
             tuple(
                 (
-                    cost.buffer_bytes, cost.kept_bytes(self.allowed.split),
-                    max(cost.forward_peak_bytes, cost.backward_peak_bytes), level,
+                    cost.buffer_bytes, cost.kept_bytes(self.allowed.split), cost.peak_bytes(self.allowed.split), level,
                 )
                 for level, cost in costs[block.body].items() if level in self.allowed.of_block(index)[0]
             )
@@ -65,6 +64,20 @@ class Ranges:
                 for zero, state in states[block.body].items() if zero in open_
             ))
         return tuple(result)
+
+    @cached_property
+    def least_crossing(self) -> int:
+        """Bytes of a micro-batch over any cut, at least."""
+        return min(self.costed.crossing_bytes[self.option].values(), default=0)
+
+    def received(self, cut: int) -> int:
+        """Bytes of a micro-batch that the block after a cut keeps and a receive buffer too."""
+        return self.costed.kept_twice(self.option, cut, split=self.allowed.split)
+
+    @cached_property
+    def most_received(self) -> int:
+        """Of them, what the block after the cut keeps anyway, at most."""
+        return max((self.received(cut) for cut in range(1, self.count)), default=0)
 
     @property
     def possible(self) -> bool:
@@ -87,24 +100,17 @@ class Ranges:
 
     def activations(self, live: float, share: float = 1.0) -> Floats:
         """[first, last]: the least of constants, activations and ``share`` of the largest peak; infinite where empty."""
-        best = np.full((self.count + 1, self.count + 1), np.inf)
-        for threshold in _thresholds(self.levels):
-            total = _ranges(_cheapest(self.levels, live, threshold)) + share * threshold
-            np.minimum(best, np.where(total < NEVER / 2, total, np.inf), out=best)
-        return best
+        return self._least(self.levels, live, share)
 
     def states(self, share: float = 1.0) -> Floats:
-        """[first, last]: the least of the state and ``share`` of the two largest gathered shares; infinite where empty."""
+        """[first, last]: the least of the state and ``share`` of the largest gathered share; infinite where empty."""
+        return self._least(self.stages, 0.0, share)
+
+    def _least(self, blocks: Sequence[Sequence[Option]], live: float, share: float) -> Floats:
         best = np.full((self.count + 1, self.count + 1), np.inf)
-        thresholds = sorted({0.0, *_thresholds(self.stages)})
-        cheapest = {threshold: _cheapest(self.stages, 0.0, threshold) for threshold in thresholds}
-        for second in thresholds:
-            total = _ranges(cheapest[second])
-            for first in (threshold for threshold in thresholds if threshold >= second):
-                # One block may have the larger share.
-                gained = _least_in_range(np.minimum(cheapest[first] - cheapest[second], 0.0))
-                size = total + gained + share * (first + second)
-                np.minimum(best, np.where(size < NEVER / 2, size, np.inf), out=best)
+        for threshold in _thresholds(blocks):
+            total = _ranges(_cheapest(blocks, live, threshold)) + share * threshold
+            np.minimum(best, np.where(total < NEVER / 2, total, np.inf), out=best)
         return best
 
     def decided(self, stage: StagePlan) -> tuple[list[Option], list[Option]]:
@@ -115,8 +121,8 @@ class Ranges:
 
     def choose(self, first: int, last: int, live: float, share: float = 1.0) -> tuple[BlockDecision, ...]:
         """Decisions of the blocks of one stage that need what :meth:`activations` and :meth:`states` say together."""
-        levels = _chosen(self.levels[first:last], live, share, pair=False)
-        stages = _chosen(self.stages[first:last], 0.0, share, pair=True)
+        levels = _chosen(self.levels[first:last], live, share)
+        stages = _chosen(self.stages[first:last], 0.0, share)
         return tuple(BlockDecision(zero, level) for zero, level in zip(stages, levels, strict=True))  # type: ignore[arg-type]
 
 
@@ -143,29 +149,14 @@ def _ranges(values: Floats) -> Floats:
     return np.where(np.triu(np.ones(sums.shape, dtype=bool), 1), sums, 4 * NEVER)
 
 
-def _least_in_range(values: Floats) -> Floats:
-    """[first, last]: the least value of each range; 0 where it is empty."""
-    count = len(values)
-    best = np.zeros((count + 1, count + 1))
-    for first in range(count):
-        best[first, first + 1 :] = np.minimum.accumulate(values[first:])
-    return best
-
-
-def _chosen(blocks: Sequence[Sequence[Option]], live: float, share: float, *, pair: bool) -> list[object]:
-    """The best choice of each block of one range: at most one block (of a ``pair``) has a larger transient than the rest."""
-    thresholds = _thresholds(blocks)
+def _chosen(blocks: Sequence[Sequence[Option]], live: float, share: float) -> list[object]:
+    """The best choice of each block of one range."""
     best: tuple[float, list[object]] = (np.inf, [])
-    for second in sorted({0.0, *thresholds}) if pair else thresholds:
-        for first in (t for t in thresholds if t >= second) if pair else (second,):
-            picks = [_pick(block, live, second) for block in blocks]
-            larger = [_pick(block, live, first) for block in blocks]
-            if first > second:
-                at = min(range(len(blocks)), key=lambda i: larger[i][0] - picks[i][0])
-                picks[at] = larger[at]
-            size = sum(bytes_ for bytes_, _ in picks) + share * (first + (second if pair else 0.0))
-            if size < best[0]:
-                best = size, [decision for _, decision in picks]
+    for threshold in _thresholds(blocks):
+        picks = [_pick(block, live, threshold) for block in blocks]
+        size = sum(bytes_ for bytes_, _ in picks) + share * threshold
+        if size < best[0]:
+            best = size, [decision for _, decision in picks]
     return best[1]
 
 

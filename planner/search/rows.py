@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 import numpy as np
 
@@ -214,9 +213,11 @@ class Layout:
         ))
 
     def _kept(self, owned: Indices, live: Floats) -> float:
-        """What live micro-batches keep beside the blocks' activations: the context's values and what is sent on."""
+        """What live micro-batches keep beside the blocks' activations: the context's values and what is sent on; less what lies
+        in receive buffers."""
         sent = np.where(owned < self.shape.stages - 1, self.stream.crossing_bytes, 0)
-        return float((live * (self.stream.context_bytes + sent)).sum())
+        received = np.where(owned > 0, self.stream.received_bytes, 0)
+        return float((live * (self.stream.context_bytes + sent - received)).sum())
 
     def work_rows(self, costs: RankCosts, most: Sequence[Indices]) -> list[Row]:
         """What a rank does in a step is at least what the whole blocks of a run on it need: edges of the lower convex hull over
@@ -256,9 +257,9 @@ class Layout:
 
 class Transients:
     """What blocks hold transiently, exactly as the evaluator counts it: of a rank, the stage with the largest sum of its
-    largest peak and its two largest gathered shares.
+    largest peak and its largest gathered share.
 
-    Columns: Z[r]; P[s], G[s]; marks u in {0, 1}: a pair has a block of a choice, or two. Bytes by the capacity."""
+    Columns: Z[r]; P[s], G[s]; marks u in {0, 1}: a pair has a block of a choice. Bytes by the capacity."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -267,20 +268,16 @@ class Transients:
         self.peak_at = base + shape.pipeline + np.arange(shape.stages)
         self.gather_at = self.peak_at + shape.stages
         first = int(self.gather_at[-1]) + 1
-        least = [
+        self.least = [
             [float(layout.peaks[(layout.stage == stage) & (layout.kind == kind)].min()) for stage in range(shape.stages)]
             for kind in (0, 1)
         ]
-        self.least_peaks = least[0]
         # A choice that has no more than the least of its stage needs no mark.
         self.choices = [
-            int(c) for c in range(len(layout.pair))
-            if layout.peaks[c] > (least[0][layout.stage[c]] if layout.kind[c] == 0 else 0.0)
+            int(c) for c in range(len(layout.pair)) if layout.peaks[c] > self.least[layout.kind[c]][layout.stage[c]]
         ]
-        self.twice = [c for c in self.choices if layout.kind[c] == 1 and self._most(c) > 1]
         self.mark = {c: first + i for i, c in enumerate(self.choices)}
-        self.second = {c: first + len(self.choices) + i for i, c in enumerate(self.twice)}
-        self.marks = np.arange(first, first + len(self.choices) + len(self.twice))
+        self.marks = np.arange(first, first + len(self.choices))
         self.size = int(first + len(self.marks) - base)
 
     def _most(self, choice: int) -> int:
@@ -290,29 +287,16 @@ class Transients:
 
     def rows(self) -> list[Row]:
         layout, capacity = self.layout, self.layout.shape.capacity_bytes
-        rows = []
-        for choice, mark in self.mark.items():
-            at, most = layout.choice_at[choice], float(self._most(choice))
-            if choice in self.second:
-                columns = np.array([at, mark, self.second[choice]])
-                rows.append(Row(-math.inf, 0.0, columns, np.array([1.0, -1.0, 1.0 - most])))
-                rows.append(Row(0.0, math.inf, columns[1:], np.array([1.0, -1.0])))
-            else:
-                rows.append(Row(-math.inf, 0.0, np.array([at, mark]), np.array([1.0, -most])))
+        rows = [
+            Row(-math.inf, 0.0, np.array([layout.choice_at[choice], mark]), np.array([1.0, -float(self._most(choice))]))
+            for choice, mark in self.mark.items()
+        ]
         for stage in range(layout.shape.stages):
             columns = np.array([self.rank_at[layout.rank_of[stage]], self.peak_at[stage], self.gather_at[stage]])
             rows.append(Row(0.0, math.inf, columns, np.array([1.0, -1.0, -1.0])))
-            rows.append(Row(self.least_peaks[stage] / capacity, math.inf, columns[1:2], np.ones(1)))
-            mine = [c for c in self.choices if layout.stage[c] == stage]
-            for choice in mine:
-                size = float(layout.peaks[choice]) / capacity
-                target = self.peak_at[stage] if layout.kind[choice] == 0 else self.gather_at[stage]
-                members, sizes = [int(target), self.mark[choice]], [1.0, -size]
-                if choice in self.second:
-                    members, sizes = [*members, self.second[choice]], [*sizes, -size]
-                rows.append(Row(0.0, math.inf, np.array(members), np.array(sizes)))
-            for pair in combinations([c for c in mine if layout.kind[c] == 1], 2):
-                members = [int(self.gather_at[stage]), *(self.mark[c] for c in pair)]
-                sizes = [1.0, *(-float(layout.peaks[c]) / capacity for c in pair)]
-                rows.append(Row(0.0, math.inf, np.array(members), np.array(sizes)))
+            for kind in (0, 1):
+                rows.append(Row(self.least[kind][stage] / capacity, math.inf, columns[1 + kind : 2 + kind], np.ones(1)))
+            for choice in (c for c in self.choices if layout.stage[c] == stage):
+                members = np.array([columns[1 + layout.kind[choice]], self.mark[choice]])
+                rows.append(Row(0.0, math.inf, members, np.array([1.0, -float(layout.peaks[choice]) / capacity])))
         return rows

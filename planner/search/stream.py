@@ -4,7 +4,7 @@ around the blocks; everything at least."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -44,6 +44,11 @@ class Stream:
         """Over every cut, at least."""
         return min((run.crossing_bytes for run in self.runs if run.first), default=0)
 
+    @cached_property
+    def received_bytes(self) -> int:
+        """Of what crosses a cut, the most that the block after it keeps in any case: it lies in a receive buffer."""
+        return max((run.received_bytes for run in self.runs), default=0)
+
     def stopped_s(self, shape: Shape) -> Floats:
         """[stages]: seconds for which a pass of a stage stops both ranks at its cuts."""
         return self.blocking_s / 2 * (shape.crosses[:-1].astype(float) + shape.crosses[1:])
@@ -64,7 +69,13 @@ def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Eng
     for chain in chains[1:]:
         if [(run.body, run.first, run.count) for run in chain.runs] != [(run.body, run.first, run.count) for run in runs]:
             return None
-        runs = [min(pair, key=lambda run: run.crossing_bytes) for pair in zip(runs, chain.runs, strict=True)]
+        runs = [
+            replace(
+                one, crossing_bytes=min(one.crossing_bytes, other.crossing_bytes),
+                received_bytes=max(one.received_bytes, other.received_bytes),
+            )
+            for one, other in zip(runs, chain.runs, strict=True)
+        ]
     # More compute on a rank that has time can hide more of its gradients: only then may a choice that is worse in all help.
     keep = engine.gradients_hidden > 0
     single = tuple(

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.evaluate import receive_buffer_bytes
+from planner.evaluate import own_bytes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.ranges import Ranges
 from planner.search.shape import Shape
@@ -71,8 +71,16 @@ class Thrift:
         for live in range(len(distinct)):
             weight = weights[ranks[of_stage == live]].min()
             np.minimum(least, weight * sizes[live], out=least)
-        context = self.ranges.costed.context_bytes * float((weights[ranks] * lives).sum())
-        return float(least.sum()) + context + self.ranges.least_transient + self._batch_bytes
+        beside = float((weights[ranks] * lives * self._least_beside()).sum())
+        return float(least.sum()) + beside + self.ranges.least_transient + self._batch_bytes
+
+    def _least_beside(self) -> Floats:
+        """[stages]: the least that a live micro-batch has beside what blocks keep: the context's values and what is sent on,
+        less what lies in receive buffers."""
+        sent, received = self.ranges.least_crossing, self.ranges.most_received
+        stages = np.arange(self.shape.stages)
+        inner = np.where(stages < self.shape.stages - 1, sent, 0) - np.where(stages > 0, received, 0)
+        return np.asarray(inner + self.ranges.costed.context_bytes, dtype=float)
 
     def solve(self, enough: float) -> Answer:
         """The least memory of the largest rank; stops early where it is proven to exceed ``enough``."""
@@ -129,12 +137,14 @@ class Thrift:
 
     def _around(self, stage: int, live: float) -> Floats:
         """[first, last]: bytes of a stage beside its blocks: receive buffers, and of each live micro-batch the context and
-        what is sent on."""
-        costed = self.ranges.costed
+        what is sent on, less what lies in receive buffers."""
+        costed, cuts = self.ranges.costed, range(self.ranges.count + 1)
         crossing = costed.crossing_bytes[self.ranges.option]
-        sizes = np.array([crossing.get(cut, 0) if cut else 0 for cut in range(self.ranges.count + 1)], dtype=float)
+        sizes = np.array([crossing.get(cut, 0) if cut else 0 for cut in cuts], dtype=float)
+        received = np.array([self.ranges.received(cut) for cut in cuts], dtype=float)
         inward, outward = self.buffers(stage)
-        return np.asarray((inward * sizes)[:, None] + ((outward + live) * sizes + live * costed.context_bytes)[None, :])
+        after = (outward + live) * sizes + live * costed.context_bytes
+        return np.asarray((inward * sizes - live * received)[:, None] + after[None, :])
 
     def buffers(self, stage: int) -> tuple[int, int]:
         """How many messages a stage's receive buffers hold: of its input, and gradients of its output."""
@@ -156,8 +166,9 @@ class Thrift:
             inward, outward = self.buffers(stage.index)
             before, after = (crossing.get(cut, 0) if cut else 0 for cut in (stage.first, stage.last))
             always[stage.index] = sum(c[0] for c in (*levels, *states)) + inward * before + outward * after
-            each[stage.index] = sum(choice[1] for choice in levels) + after + self.ranges.costed.context_bytes
-            tops[stage.index] = max(c[2] for c in levels) + sum(sorted(choice[2] for choice in states)[-2:])
+            kept = own_bytes(int(sum(choice[1] for choice in levels)) + after, before, self.ranges.received(stage.first))
+            each[stage.index] = kept + self.ranges.costed.context_bytes
+            tops[stage.index] = max(c[2] for c in levels) + max(c[2] for c in states)
         result = np.zeros(self.shape.pipeline)
         for rank, profiles in enumerate(lives_of(self.shape)):
             owned = self.shape.owned(rank)

@@ -1,15 +1,13 @@
 """The least memory of a chain whose ranks own several stages, as an integer program.
 
 Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with recomputation r, and with ZeRO stage z;
-             c[b, s] >= 0: stage s begins with block b; P[s], the largest transient of a stage; g[s] and e[b, s], its two
-             largest gathered shares as 2 g[s] + sum of e[b, s]; Z[r], the largest of both on a rank; M, the largest rank.
+             c[b, s] >= 0: stage s begins with block b; P[s] and g[s], the largest transient and gathered share of a stage;
+             Z[r], the largest of both on a rank; M, the largest rank.
 Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
              than the one before it; for each rank and live profile, persistent bytes + live micro-batches x (saved bytes,
-             context and what is sent) + receive buffers + Z[r] are at most M; P[s] is at least each transient;
-             e[b, s] is at least each gathered share less g[s]; Z[r] is at least each of its stages' P[s] + 2 g[s] + sum of e.
+             context and what is sent) + receive buffers + Z[r] are at most M; P[s] is at least each transient, g[s]
+             each gathered share; Z[r] is at least each of its stages' P[s] + g[s].
 Objective    M, least.
-
-(The two largest of some numbers a sum to the least of ``2 g + sum of max(a - g, 0)`` over all g.)
 """
 
 from __future__ import annotations
@@ -78,20 +76,19 @@ class _Model:
             if b and s:
                 self.begins[b, s] = pulp.LpVariable(f"c_{b}_{s}", 0)
                 self.problem += self.begins[b, s] >= self.held[b, s] - self.held.get((b - 1, s), 0)
+        for s in range(1, stages):
+            self.problem += pulp.lpSum(at for (_, stage), at in self.begins.items() if stage == s) == 1
 
     def _transients(self) -> None:
         self.tops = [pulp.LpVariable(f"Z_{rank}", 0) for rank in range(self.shape.pipeline)]
         for s in range(self.shape.stages):
             peak, shared = pulp.LpVariable(f"P_{s}", 0), pulp.LpVariable(f"g_{s}", 0)
-            extra = []
             for b in range(self.ranges.count):
                 if (b, s) not in self.held:
                     continue
                 self.problem += peak >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.levels[b, s])
-                extra.append(pulp.LpVariable(f"e_{b}_{s}", 0))
-                gathered = pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
-                self.problem += extra[-1] >= gathered - shared
-            self.problem += self.tops[self.shape.rank_of(s)] >= peak + 2 * shared + pulp.lpSum(extra)
+                self.problem += shared >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
+            self.problem += self.tops[self.shape.rank_of(s)] >= peak + shared
 
     def _memory(self) -> None:
         costed = self.ranges.costed
@@ -112,8 +109,9 @@ class _Model:
         ]
         for b in range(1, self.ranges.count):
             size = crossing.get(b, 0) / self.unit
-            if (b, s) in self.begins and inward:
-                terms.append(inward * size * self.begins[b, s])
+            received = self.ranges.received(b) / self.unit
+            if (b, s) in self.begins:
+                terms.append((inward * size - live * received) * self.begins[b, s])
             if (b, s + 1) in self.begins:
                 terms.append((outward + live) * size * self.begins[b, s + 1])
         return pulp.lpSum(terms)

@@ -64,7 +64,7 @@ class Work:
         )
 
     def whole(self, count: int, *, alone: bool) -> Whole:
-        """Mixtures of so many blocks; ``alone``: on one stage, so that their peaks and two gathered shares meet."""
+        """Mixtures of so many blocks; ``alone``: on one stage, so that the largest peak and the largest share gathered meet."""
         if (count, alone) not in self.known:
             self.known[count, alone] = self._mixed(count, alone)
         return self.known[count, alone]
@@ -77,10 +77,9 @@ class Work:
         saved, peak = ways @ compute.sums[:, SAVED], np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
         held = shared @ traffic.sums[:, PERSISTENT] + ways[0].sum() * self._persistent
-        # Only where all blocks share one stage do the largest gathered shares meet the largest peak.
+        # Only where all blocks share one stage does the largest gathered share meet the largest peak.
         if alone:
-            shares = np.stack([np.where(shared >= least, traffic.peaks, 0.0) for least in (1, 2)], axis=-1)
-            held = held + np.sort(shares.reshape(len(shared), -1), axis=1)[:, -2:].sum(axis=1)
+            held = held + np.where(shared > 0, traffic.peaks, 0.0).max(axis=1)
         else:
             held = held + traffic.peaks.min()
         each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)

@@ -82,10 +82,11 @@ def test_partial_gradients_are_summed_over_the_tensor_axis(zero: int) -> None:
 
 
 def test_state_of_each_zero_stage() -> None:
-    """Bytes an element with several micro-batches, over 8 ranks: master 4, working 2, gradients 4, moments 8."""
+    """Bytes an element with several micro-batches, over 8 ranks: master 4, working 2, gradients 4, moments 8; of what comes and
+    goes, a neighbour's as well."""
     whole, part = ELEMENTS, ELEMENTS // 8
-    expected = {0: (6 * whole, 4 * whole, 8 * whole, whole), 1: (4 * part + 2 * whole, 4 * whole, 8 * part, 0),
-                2: (4 * part + 2 * whole, 4 * part, 8 * part, 4 * whole), 3: (4 * part, 4 * part, 8 * part, 4 * whole)}
+    expected = {0: (6 * whole, 4 * whole, 8 * whole, 2 * whole), 1: (4 * part + 2 * whole, 4 * whole, 8 * part, 0),
+                2: (4 * part + 2 * whole, 4 * part, 8 * part, 8 * whole), 3: (4 * part, 4 * part, 8 * part, 8 * whole)}
     for zero, sizes in expected.items():
         cost = cost_state(ELEMENTS, zero, CLUSTER, Mesh(data=8), "bf16", 8)
         assert (cost.parameters_bytes, cost.gradients_bytes, cost.optimizer_bytes, cost.gather_bytes) == sizes, zero

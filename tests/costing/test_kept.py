@@ -129,5 +129,5 @@ def test_what_waits_in_the_host_s_memory_is_not_kept() -> None:
 
 def test_parameters_gathered_one_by_one_are_two_at_a_time() -> None:
     state = gathered_one_by_one(StateCost(0, 0, 0, 99, 1.0, 2.0, 3.0, 4.0), 800, 3, "bf16")
-    assert state.gather_bytes == 1600
+    assert state.gather_bytes == 2 * 1600
     assert gathered_one_by_one(state, 800, 1, "bf16") == state
