@@ -34,12 +34,13 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """How often each time lies on a longest path: per virtual stage, and per cut (index 0 is always 0)."""
+    """How often each time lies on a longest path (on average, of a mixture of paths): per virtual stage, and per cut (index 0
+    is always 0)."""
 
-    forward: tuple[int, ...]
-    input_gradient: tuple[int, ...]
-    weight_gradient: tuple[int, ...]
-    transfers: tuple[int, ...]
+    forward: tuple[float, ...]
+    input_gradient: tuple[float, ...]
+    weight_gradient: tuple[float, ...]
+    transfers: tuple[float, ...]
 
     def seconds(self, times: Sequence[StageTimes], send_s: Sequence[float]) -> float:
         """The path's length under any times: a lower bound of the step under those times."""
@@ -111,6 +112,34 @@ class _Graph:
 
 
 _KINDS = "FIWB"
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What waits for what in a schedule, inputs before their use. Of every action: ``stage``; ``kind``, an index into FIWB. Of
+    every edge, in the order of its ``target``: ``source``, the action it waits for, negative where it is the first of its rank
+    and needs nothing; ``cut``, over which the source's result is sent (0: none). ``last``: of every rank, its last action."""
+
+    stage: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    target: NDArray[np.int64]
+    source: NDArray[np.int64]
+    cut: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def dependencies(name: str, pipeline: int, virtual: int, microbatches: int) -> Dependencies:
+    """Of one step. An illegal schedule raises ValueError."""
+    graph = _graph(name, pipeline, virtual, microbatches)
+    edges = []
+    for at, (before, source, cut) in enumerate(zip(graph.before, graph.source, graph.cut, strict=True)):
+        if before != NOTHING or source == NOTHING:
+            edges.append((at, before, 0))
+        if source != NOTHING:
+            edges.append((at, source, cut))
+    cost = np.array(graph.cost)
+    target, sources, cuts = np.array(edges).T
+    return Dependencies(cost // 4, cost % 4, target, sources, cuts, np.array([at[-1] for at in graph.positions]))
 
 
 @lru_cache(maxsize=64)

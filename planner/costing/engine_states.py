@@ -32,13 +32,13 @@ def flat_state(
         state, parameters_bytes=parameters,
         gradients_bytes=round(held_gradient(precision, engine) * (shard if zero >= 2 else elements)),
         optimizer_bytes=MOMENTS * master * shard,
-        gather_bytes=working * round(min(2 * elements, engine.gathered or 2 * elements)) if zero == 3 else 0,
+        gather_bytes=working * round(min(2 * elements, engine.gathered or 2 * elements)) if zero == 3 else 0, lasting_bytes=0,
     )
 
 
 def gathered_one_by_one(state: StateCost, largest: int, zero: int, precision: Precision) -> StateCost:
     """``state`` where parameters are gathered one at a time, of ``largest`` elements at the most. Two are held."""
-    return replace(state, gather_bytes=2 * WORKING_BYTES[precision] * largest) if zero == 3 else state
+    return replace(state, gather_bytes=2 * WORKING_BYTES[precision] * largest, lasting_bytes=0) if zero == 3 else state
 
 
 def update_bytes(gradients: int, optimizer: int, zero: int, precision: Precision, engine: Engine) -> int:

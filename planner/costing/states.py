@@ -66,6 +66,10 @@ def cost_state(
         parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
         optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,
         gather_bytes=_transient_bytes(parameter_elements, kept, zero, group, precision, accumulation, resident=resident),
+        lasting_bytes=(
+            transient_bytes(parameter_elements, precision, zero, group, shard=kept).reduce
+            if zero >= 2 and accumulation > 1 else 0
+        ),
         once_comm_s=once + passes[0], forward_comm_s=forward + passes[1] + hook_s,
         backward_comm_s=backward + passes[2] + hook_s,
         optimizer_s=memory_bound_s(cluster.chip, update) if kept else 0.0,

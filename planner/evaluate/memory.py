@@ -74,10 +74,11 @@ def rank_memories(
             )
             for i in stages
         )
-        # One stage runs at a time: its peak and its gathered blocks live together, those of others do not.
+        # One stage runs at a time: its peak and its gathered blocks live together; of others' only the last reduction's buffer.
         worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes)
         gradients = sum(load.gradients_bytes for load in mine)
-        activations, gathered = live + worst.transient_bytes, worst.gather_bytes
+        lasting = sum(load.lasting_bytes for load in mine) - worst.lasting_bytes
+        activations, gathered = live + worst.transient_bytes, worst.gather_bytes + lasting
         if engine.keeps == "compiled" and microbatches == len(mine) == 1:
             activations, gathered = max(0, worst.lone_bytes - gradients), 0
         held = StageMemory(

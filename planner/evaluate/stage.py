@@ -23,7 +23,8 @@ class StageLoad:
 
     ``times`` hold everything that the schedule sees, the parts say what they are made of; ``backward_s``: of the backward pass,
     what computes or waits for the tensor axis; ``data_comm_s``: what is waited for. ``transient_bytes``: the largest
-    peak of a block; ``gather_bytes``: the largest of ZeRO's transient copies. ``saved_bytes``: all that one
+    peak of a block; ``gather_bytes``: the largest of ZeRO's transient copies,
+    of which ``lasting_bytes`` stay while other stages run. ``saved_bytes``: all that one
     micro-batch keeps. ``lone_bytes``: the most of what is kept, gradients and transients in the backward pass of a step's only
     micro-batch.
     """
@@ -45,6 +46,7 @@ class StageLoad:
     saved_bytes: int
     transient_bytes: int
     gather_bytes: int
+    lasting_bytes: int
     lone_bytes: int
 
 
@@ -94,6 +96,7 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
         saved_bytes=own_bytes(kept, crossing.get(stage.first, 0), twice) + costed.context_bytes,
         transient_bytes=max((cost.peak_bytes(split) for cost, _ in pairs), default=0),
         gather_bytes=max((state.gather_bytes for _, state in pairs), default=0),
+        lasting_bytes=max((state.lasting_bytes for _, state in pairs), default=0),
         lone_bytes=_lone_bytes(pairs),
     )
 

@@ -67,7 +67,8 @@ class StateCost:
     """Keeping and synchronising one block's parameters under one ZeRO stage, on one rank.
 
     ``persistent`` bytes live all step long, the working copy that ZeRO 0-2 keep counted as parameters; ``gather_bytes``:
-    the transient copies and buffers of the block and of a neighbour as large. ``once_comm_s``: per step (gradient
+    the transient copies and buffers of the block and of a neighbour as large, of which ``lasting_bytes`` stay between the
+    passes of a stage (the buffer of its last reduction). ``once_comm_s``: per step (gradient
     reduction, the parameter gather of ZeRO-1, the sum over the tensor axis); ``forward_comm_s``/``backward_comm_s``: per
     micro-batch (ZeRO-2's reduce-scatter, ZeRO-3's gathers, accumulation). ``optimizer_s``: the update and the norm.
     """
@@ -80,6 +81,7 @@ class StateCost:
     forward_comm_s: float
     backward_comm_s: float
     optimizer_s: float
+    lasting_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
 from planner.search.linear import Floats, Indices, Outcome, Program
+from planner.search.mixtures import best_mixture, mixing_seconds
 from planner.search.paths import Pool, start_paths
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
@@ -195,6 +196,20 @@ class Counts:
         paths += [path for path in fresh if path not in paths]
         self._seen = len(paths)
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
+
+    def mix(self, effort: Effort) -> None:
+        """Add the best mixture of paths, where there is time to find it."""
+        left = effort.deadline - time.perf_counter()
+        if mixing_seconds(self.shape) > left:
+            return
+        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
+        # Without the limit of T + R the program has a solution, or none however long a step may be.
+        rows = [row for at, row in enumerate(program.rows) if row.lasting and at != self._last]
+        found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
+        if found is not None:
+            paths.append(found.path)
+            sends = [0.0] + [self.stream.send_s] * (self.shape.stages - 1)
+            self._simulate(self.layout.times(found.values), float(found.values[TAIL]), sends)
 
     def forget(self) -> None:
         """What follows is about another part of the solutions."""

@@ -3,8 +3,9 @@ the least time for the most bytes until it does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,10 +89,12 @@ def _fill(
     portions = _portions(chain, shape, rank, owned, bounds)
     sizes = [portion.sizes() for portion in portions]
     capacity = shape.capacity_bytes - _around(chain, shape, rank, owned, bounds)
+    states = chain.costed.states[chain.option]
+    lasting = [{zero: state.lasting_bytes for zero, state in states[run.body].items()} for run in chain.runs]
     for _ in range(MOST_TRADES):
         loads = sum(size @ np.array(p.counts) for p, size in zip(portions, sizes, strict=True))
         worst = int(np.argmax(loads))
-        excess = float(loads[worst]) + _transient(portions, owned) - capacity
+        excess = float(loads[worst]) + _transient(portions, owned, lasting) - capacity
         if excess <= 0:
             return _decided(portions, owned)
         best: tuple[float, int, int, int, float] | None = None
@@ -156,10 +159,11 @@ def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds:
     return float(total + max(sum(n * size for n, size in zip(live, kept, strict=True)) for live in shape.live(rank)))
 
 
-def _transient(portions: Sequence[_Portion], owned: Sequence[int]) -> float:
-    worst = 0.0
+def _transient(portions: Sequence[_Portion], owned: Sequence[int], lasting: Sequence[Mapping[Any, int]]) -> float:
+    """``lasting``: per run, what ZeRO's stages leave while other stages of the rank run."""
+    worst = stays = 0.0
     for stage in owned:
-        peak = gathered = 0.0
+        peak = gathered = left = 0.0
         for portion in portions:
             if portion.stage != stage:
                 continue
@@ -169,8 +173,10 @@ def _transient(portions: Sequence[_Portion], owned: Sequence[int]) -> float:
                     peak = max(peak, top)
                 elif count:
                     gathered = max(gathered, top)
-        worst = max(worst, peak + gathered)
-    return worst
+                    left = max(left, lasting[portion.run][portion.table.names[choice]])
+        worst = max(worst, peak + gathered - left)
+        stays += left
+    return worst + stays
 
 
 def _decided(portions: Sequence[_Portion], owned: Sequence[int]) -> dict[int, tuple[BlockDecision, ...]]:

@@ -159,7 +159,8 @@ class Thrift:
 
     def sizes(self, stages: Sequence[StagePlan]) -> Floats:
         """Bytes of every rank under these stages, reserve left out, as the evaluator counts them."""
-        always, each, tops = (np.zeros(self.shape.stages) for _ in range(3))
+        always, each, tops, lasting = (np.zeros(self.shape.stages) for _ in range(4))
+        states_of, blocks = self.ranges.costed.states[self.ranges.option], self.ranges.costed.graph.blocks
         crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
         for stage in stages:
             levels, states = self.ranges.decided(stage)
@@ -169,11 +170,17 @@ class Thrift:
             kept = own_bytes(int(sum(choice[1] for choice in levels)) + after, before, self.ranges.received(stage.first))
             each[stage.index] = kept + self.ranges.costed.context_bytes
             tops[stage.index] = max(c[2] for c in levels) + max(c[2] for c in states)
+            lasting[stage.index] = max(
+                states_of[blocks[at].body][decision.zero].lasting_bytes
+                for at, decision in enumerate(stage.decisions, stage.first)
+            )
         result = np.zeros(self.shape.pipeline)
         for rank, profiles in enumerate(lives_of(self.shape)):
             owned = self.shape.owned(rank)
             live = max(float(np.dot(profile, each[owned])) for profile in profiles)
-            result[rank] = always[owned].sum() + live + tops[owned].max() + self._batch_bytes
+            worst = owned[int(tops[owned].argmax())]
+            beside = lasting[owned].sum() - lasting[worst]
+            result[rank] = always[owned].sum() + live + tops[worst] + beside + self._batch_bytes
         return result
 
     def _bounds(self, cuts: Sequence[Floats]) -> list[int]:

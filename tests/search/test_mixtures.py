@@ -1,0 +1,78 @@
+"""The best mixture of a schedule's paths: valid under any times, and as strong as all paths together."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from cost_models.pipeline import StageTimes, dependencies, longest_paths, simulate
+from planner.search.counted import Ranks
+from planner.search.counts import AGREEMENT, Counts, Effort
+from planner.search.mixtures import MOST_ACTIONS, mixing_seconds
+from planner.search.shape import Shape
+from planner.search.works import works
+from tests.search import streams
+from tests.search.test_patterns import SHAPES
+
+IDS = [str(shape) for shape in SHAPES]
+
+
+def program(seed: int, shape: Shape) -> Counts:
+    stream = streams.draw(seed, blocks=shape.stages + 5)
+    return Counts(Ranks(stream, shape, works(stream, shape.microbatches)), {})
+
+
+def effort(seconds: float = 60.0) -> Effort:
+    return Effort(math.inf, time.perf_counter() + seconds)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("key", SHAPES, ids=IDS)
+def test_no_step_is_shorter_than_a_mixture(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
+    """Under times that have nothing to do with those it was made for, too."""
+    shape = Shape(*key, streams.CAPACITY)
+    counts = program(seed, shape)
+    counts.restrict(math.inf)
+    counts.mix(effort())
+    mixture = counts.pool[shape][-1]
+    generator = np.random.default_rng(seed)
+    for times in generator.uniform(0.0, 3.0, (50, shape.stages, 3)):
+        stages = [StageTimes(*map(float, row)) for row in times]
+        sends = [0.0] + [float(generator.uniform(0.0, 0.5))] * (shape.stages - 1)
+        assert mixture.seconds(stages, sends) <= simulate(*key, stages, sends).total_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("key", SHAPES, ids=IDS)
+def test_one_mixture_says_what_paths_added_one_by_one_say(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
+    shape = Shape(*key, streams.CAPACITY)
+    mixed, cut = program(seed, shape), program(seed, shape)
+    mixed.restrict(math.inf)
+    mixed.mix(effort())
+    (answer, _), (far, agreed) = mixed.look(effort()), (None, False)
+    while not agreed:
+        far, agreed = cut.look(effort())
+    assert far is not None
+    assert answer.bound == pytest.approx(far.bound, rel=3 * AGREEMENT)
+
+
+def test_dependencies_say_what_a_simulation_does() -> None:
+    key = ("interleaved-1f1b", 3, 2, 6)
+    known = dependencies(*key)
+    times = np.random.default_rng(0).uniform(0.5, 2.0, (6, 3))
+    seconds = np.column_stack([times, times[:, 1] + times[:, 2]])
+    ends = np.zeros(len(known.stage))
+    for target, source, cut in zip(known.target, known.source, known.cut, strict=True):
+        begun = ends[source] if source >= 0 else 0.0
+        ends[target] = max(ends[target], begun + (0.25 if cut else 0.0) + seconds[known.stage[target], known.kind[target]])
+    length, _ = longest_paths(*key, [StageTimes(*map(float, row)) for row in times], [0.25] * 6, 1)
+    assert ends[known.last].max() == pytest.approx(length, rel=1e-12)
+
+
+def test_long_schedules_are_left_to_paths() -> None:
+    stages = 16
+    assert math.isinf(mixing_seconds(Shape("1f1b", stages, 1, MOST_ACTIONS // stages, 1.0)))
+    assert mixing_seconds(Shape("1f1b", stages, 1, 32, 1.0)) < 1
