@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.search.counts import Counts, Effort
+from planner.search.counts import UNTIL_MIXED, Counts, Effort
 from planner.search.linear import Floats
 from planner.search.patterns import Patterns
 
@@ -28,8 +28,6 @@ PATIENCE, PROGRESS = 20, 0.03
 what is left to the target."""
 NEAR = 0.1
 """Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
-UNTIL_MIXED = 4
-"""After so many solutions a branch looks for the best mixture of paths."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -106,7 +104,7 @@ class Branches:
             answer, agreed = counts.look(effort)
             bound = max(bound, min(answer.bound, target_s))
             bounds.append(bound)
-            if len(bounds) == UNTIL_MIXED:
+            if len(bounds) == UNTIL_MIXED + 1:
                 counts.mix(effort)
             if (answer.values is None and not answer.optimal) or (time.perf_counter() > effort.deadline and bound < target_s):
                 self._push(bound, branch)

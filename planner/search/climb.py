@@ -51,7 +51,7 @@ class Climb:
         attempts = Sketch(candidate, self.bounds[candidate]).attempts(self.scope) if family is not None else []
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
         if best is not None and best.bound < before:
-            best.probe(self.report)
+            best.probe(self.report, before)
         return self.target() < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:

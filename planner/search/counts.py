@@ -41,6 +41,8 @@ from planner.search.stream import Stream
 RELAXED, COUNTED, EXACT = range(3)
 LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
+UNTIL_MIXED = 3
+"""After so many solutions with real variables the best mixture of paths is asked for."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -152,6 +154,8 @@ class Counts:
                 loose = 0.0
             paths += [path for path in fresh if path not in paths]
             bounds.append(self.bound)
+            if not whole and len(bounds) == UNTIL_MIXED:
+                self.mix(effort)
             if not whole and len(bounds) > PATIENCE and _stuck(bounds, target_s):
                 return False
         return True

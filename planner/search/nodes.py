@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
@@ -130,13 +132,18 @@ class Attempt:
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
 
-    def probe(self, report: Look) -> None:
-        """Plans with even cuts: of equal stages, and of equal ranks."""
-        self._cut(even_cuts(self.task.chain.block_works, self.counts.shape.stages), report)
+    def probe(self, report: Look, target_s: float) -> None:
+        """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
+        cuts = even_cuts(self.task.chain.block_works, self.counts.shape.stages)
         patterns = Patterns(self.counts.stream, self.counts.shape)
-        if patterns.possible:
-            even = patterns.even()
-            self._cut(patterns.cuts(even[int(patterns.seconds(even).argmin())]), report)
+        if not patterns.possible:
+            self._cut(cuts, report)
+            return
+        cases = np.concatenate([patterns.counts_of(cuts)[None], patterns.even()])
+        seconds = patterns.seconds(cases) + self.tied_s
+        for at in dict.fromkeys((0, 1 + int(seconds[1:].argmin()))):
+            if seconds[at] < target_s:
+                self._cut(patterns.cuts(cases[at]), report)
 
     @property
     def candidate(self) -> Candidate:

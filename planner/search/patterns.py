@@ -10,6 +10,7 @@ Only chains of one long run are told apart so, with at most one block before it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
@@ -156,6 +157,13 @@ class Patterns:
         """Bounds of the stages that have these numbers of blocks."""
         return (0, *map(int, np.cumsum(self.by_run(counts).sum(axis=0))))
 
+    def counts_of(self, cuts: Sequence[int]) -> NDArray[np.int64]:
+        """Blocks of the run on each stage between these bounds."""
+        counts = np.diff(np.array(cuts))
+        counts[0] -= self._ends[0]
+        counts[-1] -= self._ends[1]
+        return counts
+
     def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
         """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` says how many blocks a
         rank has at most by then."""
@@ -167,6 +175,7 @@ class Patterns:
         left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
         order = range(shape.pipeline) if shape.ranks[-1] == 0 else range(shape.pipeline - 1, -1, -1)
+        fresh = False
         for rank in order if spare >= 0 else ():
             owned = shape.owned(rank)
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
@@ -177,10 +186,16 @@ class Patterns:
             missed = missed.repeat(len(ways)) + np.tile(int(most[rank]) - ways.sum(axis=1), len(missed))
             # The other ranks cannot have more than their most.
             reached, missed = reached[missed <= spare], missed[missed <= spare]
-            left -= len(reached)
-            seconds = self.seconds(reached)
-            kept = seconds < target_s
-            reached, seconds, missed = reached[kept], seconds[kept], missed[kept]
+            if not len(reached):
+                return Assignments(reached, np.zeros(0))
+            fresh |= len(ways) > 1
+            # A rank that can only be one way tells no cases apart.
+            if fresh or rank == order[-1]:
+                fresh = False
+                left -= len(reached)
+                seconds = self.seconds(reached)
+                kept = seconds < target_s
+                reached, seconds, missed = reached[kept], seconds[kept], missed[kept]
         kept = reached.sum(axis=1) == total
         return Assignments(reached[kept], seconds[kept])
 

@@ -114,7 +114,7 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
             if node in parts and node.bound < record:
                 record, attempts = node.bound, node.attempts(scope)
             for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
-                attempt.probe(state.report)
+                attempt.probe(state.report, state.target())
         else:
             state.solved += node.looks == 1
             if node.advance(state.target, deadline, scope.request.gap, state.report):
