@@ -6,6 +6,7 @@ far, so it goes uphill first wherever it has found one: a probe (a plan with eve
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,23 @@ class Climb:
     def __post_init__(self) -> None:
         for candidate in self.bounds:
             self._of_mesh.setdefault(candidate.mesh, []).append(candidate)
+
+    def begin(self, deadline: float) -> None:
+        """Go uphill from the best of what practice begins with, for each number of pipeline ranks: the widest tensor split
+        inside the fastest links, the smallest micro-batch and the most virtual stages (Narayanan et al. 2021, section 3,
+        takeaways); those first that look best."""
+        seeds: dict[int, Candidate] = {}
+        for candidate in sorted(self.bounds, key=_as_practised):
+            seeds[candidate.mesh.pipeline] = candidate
+        sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in seeds.values()]
+        best: Candidate | None = None
+        for sketch in sketches:
+            sketch.advance(self.scope, math.inf)
+        for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
+            if sketch.bound < self.target() and self._improves(sketch.candidate, deadline):
+                best = sketch.candidate
+        if best is not None:
+            self.go(best, deadline)
 
     def go(self, start: Candidate, deadline: float) -> None:
         """Go on from here to the first neighbour that is quicker than all before, until none is."""
@@ -70,6 +88,12 @@ class Climb:
                     alone or (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)
                 ):
                     yield other
+
+
+def _as_practised(candidate: Candidate) -> tuple[object, ...]:
+    """Grows with what practice prefers."""
+    whole = candidate.zero_group == candidate.mesh.data
+    return candidate.mesh.tensor, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:

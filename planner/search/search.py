@@ -82,6 +82,7 @@ def search(
     scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
     deadline = math.inf if limit_s is None else costed + limit_s
     climb = Climb(bounds, scope, state.target, state.report)
+    climb.begin(deadline)
     _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
     if state.best is None:
         found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
@@ -96,8 +97,8 @@ def search(
 
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
-    without any plan). A candidate gets a plan at once where it looks better than all before it, so that there is one early, and
-    where its turn comes; from every best plan it goes uphill."""
+    without any plan). A candidate gets a plan at once where it looks better than all before it, and where its turn comes while
+    there is none; from every best plan it goes uphill."""
     record = math.inf
     while state.heap:
         best_s = state.target()
@@ -110,7 +111,9 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
             parts = node.advance(scope, state.target())
             for part in parts:
                 state.push(part)
-            attempts = [part for part in parts if isinstance(part, Attempt)]
+            attempts: list[Attempt] = []
+            if state.best is None:
+                attempts = [part for part in parts if isinstance(part, Attempt)]
             if node in parts and node.bound < record:
                 record, attempts = node.bound, node.attempts(scope)
             for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
