@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.engine import origin
-from planner.validate.parameters import CHIP_CLASSES, MACHINES, NETWORKS, Parameter, Trial
+from planner.validate.parameters import CAPPED, CHIP_CLASSES, MACHINES, NETWORKS, Parameter, Trial
 from planner.validate.predict import predict_row
 from planner.validate.prepare import PreparedRow
 from planner.validate.prior import covariance
@@ -122,6 +122,8 @@ def concerns(item: Parameter, row: PreparedRow) -> bool:
     chip = row.job.cluster.chip.name
     if item.kind == "chip":
         return chip in CHIP_CLASSES[item.subject]
+    if item.kind == "clock":
+        return chip in CAPPED[item.subject]
     if item.kind == "machine":
         return any(chip in CHIP_CLASSES[part] for part in MACHINES[item.subject])
     if item.kind == "link":

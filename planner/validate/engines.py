@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hardware_profiles import engine_names
 from planner.validate.recipes import offload_recipe
 from planner.validate.rows import Row
@@ -10,7 +12,8 @@ RECIPES = ("nvfp4", "mxfp8", "fp8-cs", "fp8row", "fp8", "float8")
 """Words for products in another precision, the particular before the general."""
 ALIKE = {
     "deepspeed": "deepspeed-megatron", "megatron-deepspeed": "deepspeed-megatron", "nemo": "megatron-core",
-    "megatron-bridge": "megatron-core", "maxtext": "xla", "paxml": "xla", "jax": "xla", "fsdp2": "torchtitan-eager",
+    "megatron-bridge": "megatron-core", "maxtext": "xla", "paxml": "xla", "jax": "xla", "alpa": "xla", "t5x": "xla",
+    "fsdp2": "torchtitan-eager",
     "llm-foundry": "fsdp", "mosaicml": "fsdp", "fms-fsdp": "fsdp-compile",
 }  # fmt: skip
 """For engines that have no data of their own, the nearest that has."""
@@ -41,9 +44,10 @@ def engine_of(row: Row) -> tuple[str, tuple[str, ...]]:
 
 
 def _class_of(row: Row) -> str:
-    """Of an engine that nothing is known of: what trains on a TPU, what divides tensors or has a pipeline, what compiles,
-    and else torch run operation by operation."""
-    if row.chip.lower().startswith("tpu"):
+    """Of an engine that nothing is known of: what trains on a TPU or comes from a source that is called after an engine of XLA,
+    what divides tensors or has a pipeline, what compiles, and else torch run operation by operation."""
+    named = re.findall(r"[a-z0-9]+", row.words.get("source", "").lower())
+    if row.chip.lower().startswith("tpu") or any(ALIKE.get(word) == "xla" for word in named):
         return "xla"
     if (row.tensor or 1) > 1 or (row.pipeline or 1) > 1:
         return "megatron-core"

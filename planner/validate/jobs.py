@@ -8,7 +8,7 @@ from pathlib import Path
 
 import planner
 from cost_models.schedules import legal
-from hardware_profiles import Cluster
+from hardware_profiles import Chip, Cluster
 from planner.evaluate import DTYPES
 from planner.ir.costed import Recompute
 from planner.ir.plan import Batch, Mesh, Precision, Schedule
@@ -86,7 +86,8 @@ def row_job(row: Row) -> RowJob:
         raise Unpredictable(f"data {row.data} x micro-batch {row.microbatch} does not divide the batch of {row.batch}")
     stages = row.pipeline * row.virtual
     engine, cautions = engine_of(row)
-    cluster, precision = cluster_of(row), _precision(row)
+    cluster = cluster_of(row)
+    precision = _precision(row, cluster.chip)
     cautions = (*row.doubts, *chip_cautions(row), *cautions)
     if not row.configured:
         cautions = (*cautions, "its source does not say everything: predicted from what the row says")
@@ -107,7 +108,10 @@ def _why(row: Row) -> str:
     return ": it attends over latents, whose ranks no column says" if row.model.startswith(LATENT) else ""
 
 
-def _precision(row: Row) -> Precision:
+def _precision(row: Row, chip: Chip) -> Precision:
+    """A row that says nothing computed in what its chip trains in."""
+    if not row.words["dtype"].strip():
+        return "fp16" if chip.training_dtype == "float16" else "bf16"
     return "fp16" if row.precision == "fp16" else "bf16" if row.precision == "bf16" else "fp32"
 
 

@@ -30,32 +30,40 @@ def cluster_of(row: Row) -> Cluster:
             return _cluster(site, row.devices, None, None)
     profile = _profile_of_chip().get(chip)
     if profile is None:
-        raise Unpredictable(f"no hardware profile has the chip {row.chip!r}")
+        raise Unpredictable(f"no hardware profile has the chip {row.chip or row.hardware!r}")
     return _cluster(profile, row.devices, row.domain, row.network_bytes_s)
 
 
 def chip_cautions(row: Row) -> tuple[str, ...]:
     """In words, the chip that stands for one without a profile."""
     stands, capped = _known_chip(row), f"{row.chip}{CAPPED}"
-    return () if _plain(stands) in (_plain(row.chip), _plain(capped)) else (f"{stands} stands for the chip {row.chip}",)
+    named = f"the chip {row.chip}" if row.chip else f"the chip that the row does not say ({row.hardware})"
+    return () if _plain(stands) in (_plain(row.chip), _plain(capped)) else (f"{stands} stands for {named}",)
 
 
 def _known_chip(row: Row) -> str:
-    """The chip itself where a profile has it; else the first by name of the same generation (``H100-PCIe`` is an ``H100``)."""
-    known = _profile_of_chip()
-    if "power limited" in row.hardware and _plain(f"{row.chip}{CAPPED}") in known:
-        return f"{row.chip}{CAPPED}"
-    if _plain(row.chip) in known:
-        return row.chip
-    asked = _generation(_plain(row.chip))
-    alike = sorted(chip for chip in known if asked and _generation(chip) == asked and not chip.endswith(_plain(CAPPED)))
-    return _chip_names()[alike[0]] if alike else row.chip
+    """The chip itself where a profile has it; else, of those of its generation, the one whose name shares most words with it
+    (``A100-PCIe-80GB`` is an ``A100-SXM-80GB``). A row that names no chip may name it among its hardware."""
+    known, asked = _chip_names(), row.chip or row.hardware
+    if "power limited" in row.hardware and _plain(f"{asked}{CAPPED}") in known:
+        return f"{asked}{CAPPED}"
+    if _plain(asked) in known:
+        return asked
+    words = _words(asked)
+    generations = {_generation(word) for word in (_plain(asked), *words)} - {""}
+    alike = sorted(name for name in known.values() if _generation(_plain(name)) in generations and not name.endswith(CAPPED))
+    return max(alike, key=lambda name: len(words & _words(name)), default=asked)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _generation(chip: str) -> str:
-    """``h100``, ``mi300``, ``tpuv5p`` of a chip's plain name; a Hopper behind an Arm processor is a Hopper."""
-    found = re.match(r"tpuv?\d+[a-z]?|[a-z]+\d+", chip.removeprefix("nvidia").removeprefix("amd"))
-    return found[0].replace("gh200", "h200") if found else ""
+    """``h100``, ``mi300``, ``tpu5p`` of a chip's plain name; a Hopper behind an Arm processor is a Hopper, v5litepod a v5e."""
+    name = chip.removeprefix("nvidia").removeprefix("amd").removeprefix("google")
+    found = re.match(r"tpu\d+[a-z]?|[a-z]+\d+", name.replace("gh200", "h200").replace("tpuv", "tpu").replace("5lite", "5e"))
+    return found[0] if found else ""
 
 
 def forget_profiles() -> None:

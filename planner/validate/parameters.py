@@ -20,20 +20,25 @@ MATMULS: Mapping[str, tuple[str, ...]] = {
 CHIP_CLASSES: Mapping[str, tuple[str, ...]] = {
     "volta": ("V100-SXM2-16GB", "V100-SXM2-32GB", "V100-SXM3-32GB"),
     "ampere": ("A100-SXM-40GB", "A100-SXM-80GB", "A800-SXM-80GB"),
-    "hopper": ("H100-SXM-80GB", "H800-SXM-80GB", "H200-SXM-141GB"),
-    "hopper-500w": ("H100-SXM-96GB-500W",),
-    "blackwell": ("B200-SXM-180GB", "GB200-NVL72"),
-    "blackwell-capped": ("B200-SXM-180GB-capped",),
+    "hopper": ("H100-SXM-80GB", "H800-SXM-80GB", "H200-SXM-141GB", "H100-SXM-96GB-500W"),
+    "blackwell": ("B200-SXM-180GB", "GB200-NVL72", "B200-SXM-180GB-capped"),
     "blackwell-ultra": ("B300-SXM-288GB", "GB300-NVL72"),
     "tpu": ("TPUv3", "TPUv4", "TPUv5e", "TPUv5p"),
     "tpu-v6": ("TPUv6e", "TPU7x"),
 }
 """Chips that share their fitted numbers, by class."""
+CAPPED: Mapping[str, tuple[str, ...]] = {
+    "hopper-500w": ("H100-SXM-96GB-500W",),
+    "blackwell-capped": ("B200-SXM-180GB-capped",),
+}
+"""Chips of a class whose power is limited: products and attention run at a share of the class's rates, their clock's."""
 MACHINES: Mapping[str, tuple[str, ...]] = {
-    "gpu": ("volta", "ampere", "hopper", "hopper-500w", "blackwell", "blackwell-capped", "blackwell-ultra"),
+    "gpu": ("volta", "ampere", "hopper", "blackwell", "blackwell-ultra"),
     "tpu": ("tpu", "tpu-v6"),
 }
 """Classes that share what is neither a product nor attention."""
+CLOCKED = (*MATMULS, "attention")
+"""A chip's rates that follow its clock."""
 NETWORKS: Mapping[str, tuple[str, ...]] = {
     "infiniband": ("InfiniBand HDR", "InfiniBand NDR", "InfiniBand XDR", "InfiniBand EDR", "RoCE"),
     "omni-path": ("Omni-Path",),
@@ -72,9 +77,17 @@ _ENGINES: Mapping[str, tuple[float, float, float, float]] = {
 """Of an engine's number: expected, spread, lowest, highest: the same for every engine. Others are not fitted."""
 _CHIPS: Mapping[str, tuple[float, float, float, float]] = {
     "gemm": (0.72, 0.2, 0.2, 0.95), "gemm_float8": (0.6, 0.2, 0.2, 0.95), "gemm_float4": (0.45, 0.2, 0.2, 0.95),
-    "attention": (0.55, 0.25, 0.1, 0.7), "attention_portable": (0.5, 0.25, 0.1, 1.0),
+    "attention": (0.55, 0.25, 0.1, 0.7), "attention_portable": (1.0, 0.25, 0.1, 1.0),
 }  # fmt: skip
 """The same of a chip's, whatever its class."""
+_FORMER = {"hopper": 0.5, "blackwell": 0.25, "blackwell-ultra": 0.25}
+"""Expected of attention by a kernel that was written for Ampere, over one for the chip: with Ampere's instructions a
+multiprocessor does its 2,048 FLOP a clock on later chips too, where Hopper's own do 4,096 and Blackwell's 8,192 (the peaks of
+their datasheets over multiprocessors and clock; Shah 2024, FlashAttention-3, section 1, on FlashAttention-2 on an H100)."""
+_CLOCK = ((500 / 700) ** (1 / 3), 0.1, 0.5, 1.0)
+"""Of a chip with limited power: what switching takes grows with the clock and the square of a voltage that rises with it
+(Weste and Harris 2011, CMOS VLSI Design, section 5.2), so the clock falls with the third root: of 500 of 700 W here; a limit
+that nobody states is expected to be like it."""
 _MACHINES: Mapping[str, tuple[float, float, float, float]] = {
     "memory_efficiency": (0.8, 0.1, 0.4, 0.95), "half_dim": (64.0, 0.6, 8.0, 512.0), "launch": (3e-6, 0.5, 2e-7, 2e-5),
 }  # fmt: skip
@@ -99,6 +112,7 @@ def parameters(chips: frozenset[str], engines: frozenset[str], links: frozenset[
     for group, names in CHIP_CLASSES.items():
         if used := [known[name] for name in names if name in chips]:
             found += _chip_parameters(group, used[0])
+    found += [Parameter("clock", group, "clock", *_CLOCK) for group, names in CAPPED.items() if chips.intersection(names)]
     for group, groups in MACHINES.items():
         if any(name in chips for part in groups for name in CHIP_CLASSES[part]):
             # One compiled program a step: what starts a kernel on a TPU hardly shows.
@@ -124,7 +138,8 @@ def _chip_parameters(group: str, chip: Chip) -> list[Parameter]:
         found = [item for item in found if item.field == "gemm"]
     found.append(Parameter("chip", group, "attention", *_CHIPS["attention"]))
     if chip.attention_portable < 1:
-        found.append(Parameter("chip", group, "attention_portable", *_CHIPS["attention_portable"]))
+        expected, *limits = _CHIPS["attention_portable"]
+        found.append(Parameter("chip", group, "attention_portable", expected * _FORMER[group], *limits))
     return found
 
 
@@ -139,6 +154,11 @@ def product_dtypes(item: Parameter) -> tuple[str, ...]:
     return (*MATMULS[item.field], *narrow)
 
 
+def clock_of(chip: str, values: Mapping[Parameter, float]) -> float:
+    """The clock of a chip whose power is limited, over that of its class; else 1."""
+    return next((value for item, value in values.items() if item.kind == "clock" and chip in CAPPED[item.subject]), 1.0)
+
+
 @dataclass(frozen=True)
 class Trial:
     """Values of all parameters, as the predictor takes them."""
@@ -147,11 +167,11 @@ class Trial:
 
     def change(self, cluster: Cluster) -> Cluster:
         """The cluster with the trial's numbers."""
-        chip = cluster.chip
+        chip, clock = cluster.chip, clock_of(cluster.chip.name, self.values)
         levels = list(cluster.levels)
         for parameter, value in self.values.items():
             if parameter.kind == "chip" and chip.name in CHIP_CLASSES[parameter.subject]:
-                chip = _with_rate(chip, parameter, value)
+                chip = _with_rate(chip, parameter, value * (clock if parameter.field in CLOCKED else 1.0))
             elif parameter.kind == "machine" and any(chip.name in CHIP_CLASSES[part] for part in MACHINES[parameter.subject]):
                 chip = _with_machine(chip, parameter, value)
             elif parameter.kind == "link":

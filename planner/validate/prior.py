@@ -32,7 +32,7 @@ def covariance(found: Sequence[Parameter]) -> NDArray[np.float64]:
 def _correlation(first: Parameter, second: Parameter) -> float:
     if first == second:
         return 1.0
-    alike = first.kind == second.kind and first.field == second.field and first.kind in ("engine", "chip", "link")
+    alike = first.kind == second.kind and first.field == second.field and first.kind in ("engine", "chip", "clock", "link")
     products = first.subject == second.subject and first.field in MATMULS and second.field in MATMULS
     return SHARED * alike + CLASS * (alike and class_of(first) == class_of(second)) + SUBJECT * products
 

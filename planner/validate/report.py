@@ -66,9 +66,10 @@ def _row(item: RowPrediction, measured: Collection[str]) -> dict[str, Any]:
 def cautions(item: RowPrediction, measured: Collection[str]) -> tuple[str, ...]:
     """What a row's prediction takes from something else."""
     said = item.prepared.job.cautions
-    if item.row.chip in measured:
+    chip = item.row.chip or item.prepared.job.cluster.chip.name
+    if chip in measured:
         return said
-    return (*said, f"no run on {item.row.chip} was fitted: its datasheet, and what its class of chips was fitted to")
+    return (*said, f"no run on {chip} was fitted: its datasheet, and what its class of chips was fitted to")
 
 
 def render(

@@ -86,7 +86,7 @@ DEFAULTS = {"full_config": "1", "trust": "B"}
 OPTIONAL = (
     "row_id", "model", "kv_heads", "moe_experts", "moe_topk", "hardware", "fast_domain", "nic_GBps_per_gpu", "vpp", "cp", "ep",
     "zero_or_fsdp", "seq_parallel", "dtype", "compile_or_fp8", "step_time_s", "peak_mem_gib", "mlp_type", "full_config",
-    "trust", "family", "zero", "engine", "notes",
+    "trust", "family", "zero", "engine", "notes", "source",
 )
 """Columns that are read where a table has them."""
 LARGEST = {

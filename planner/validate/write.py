@@ -14,10 +14,13 @@ from hardware_profiles.units import to_si
 from planner.validate.fit import Fit
 from planner.validate.parameters import (
     BACKWARD_ATTENTION,
+    CAPPED,
     CHIP_CLASSES,
+    CLOCKED,
     MACHINES,
     NETWORKS,
     Parameter,
+    clock_of,
     half_work,
     product_dtypes,
 )
@@ -36,9 +39,14 @@ def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
         before = path.read_text(encoding="utf-8")
         after = before
         content = yaml.safe_load(before)
+        clock = clock_of(str(content.get("name")), dict(zip(fit.parameters, fit.values, strict=True)))
         for item, value, families in zip(fit.parameters, fit.values, fit.families, strict=True):
-            source = _source(families, measured=_measured(item, content, fit))
-            for place, number in _places(item, value, path, content):
+            slowed = item.kind == "chip" and item.field in CLOCKED and clock < 1.0
+            told = tuple(sorted({*families, *_of_clock(content, fit)})) if slowed else families
+            source = _source(told, measured=_measured(item, content, fit))
+            if slowed:
+                source = f"its class's at {clock:.3f} of the clock, limited power; {source}"
+            for place, number in _places(item, value * (clock if slowed else 1.0), path, content):
                 after = replaced(after, place, number, source)
         if after != before:
             path.write_text(after, encoding="utf-8")
@@ -51,6 +59,12 @@ def _source(families: tuple[str, ...], *, measured: bool) -> str:
         return "class estimate: no run tells it apart; where its like were fitted to (shardwright validate --fit)"
     told = f"{len(families)} families of runs" if len(families) > NAMED else ", ".join(families)
     return f"{'' if measured else 'class estimate, '}fitted to {told} (shardwright validate --fit)"
+
+
+def _of_clock(content: Mapping[str, Any], fit: Fit) -> tuple[str, ...]:
+    """Families that a limited clock comes from."""
+    pairs = zip(fit.parameters, fit.families, strict=True)
+    return next((told for item, told in pairs if item.kind == "clock" and content.get("name") in CAPPED[item.subject]), ())
 
 
 def _measured(item: Parameter, content: Mapping[str, Any], fit: Fit) -> bool:

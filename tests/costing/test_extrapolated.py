@@ -12,6 +12,8 @@ from planner.cli import main
 from planner.costing import measure_graph
 from planner.costing.extrapolated import FITTED_DIMENSION, extrapolations
 from planner.placement.place import whole_placement
+from planner.validate.jobs import ModelShape
+from planner.validate.prepare import trace_shape
 from tests.matrix.test_matrix import graph_of
 
 
@@ -38,3 +40,13 @@ def test_products_beyond_the_curve_are_said_by_the_plan(
     main(["show", str(out)])
     said = " ".join(capsys.readouterr().out.split())
     assert (f"extrapolated, rates come from products of {FITTED_DIMENSION} and more" in said) == beyond
+
+
+@pytest.mark.parametrize(("heads", "beyond"), [(4, True), (5, False)])
+def test_heads_that_tensor_cores_do_not_read_whole_are_said(heads: int, beyond: bool) -> None:
+    """600 over 4 heads is 150 each; over 5 it is 120, fifteen times 8."""
+    settings = (("hidden", 600), ("heads", heads), ("vocab", 1024))
+    graph = trace_shape(ModelShape("examples/gpt.py:gpt", settings, 128), 1, "bfloat16")
+    counted = measure_graph(graph, 1, 1, ({body.name: whole_placement(body) for body in graph.bodies},))
+    said = extrapolations(counted, resolve_cluster("dgx-a100-80gb:1x1"))
+    assert any(line.endswith("rates come from heads that are a multiple of 8") for line in said) == beyond

@@ -124,7 +124,8 @@ def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     )
     changed = {path.name for path in write_fit(result, tmp_path)}
     ampere = {"a100-sxm-40gb.yaml", "a100-sxm-80gb.yaml", "a800-sxm-80gb.yaml"}
-    assert changed == {*ampere, "h100-sxm-80gb.yaml", "h200-sxm-141gb.yaml", "h800-sxm-80gb.yaml", "megatron.yaml"}
+    hopper = {"h100-sxm-80gb.yaml", "h100-sxm-96gb-500w.yaml", "h200-sxm-141gb.yaml", "h800-sxm-80gb.yaml"}
+    assert changed == {*ampere, *hopper, "megatron.yaml"}
     untold = yaml.safe_load((tmp_path / "chips" / "h100-sxm-80gb.yaml").read_text())["attention_forward"]
     assert untold["value"] == 0.3 and untold["source"].startswith("class estimate: no run tells it apart")
     chip = yaml.safe_load((tmp_path / "chips" / "a100-sxm-80gb.yaml").read_text())
@@ -136,6 +137,30 @@ def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     before = yaml.safe_load((FOLDER / "chips" / "a100-sxm-80gb.yaml").read_text())
     del before["gemm"], chip["gemm"]
     assert chip == before
+
+
+def test_a_chip_of_limited_power_runs_at_its_class_s_rates_times_a_clock(tmp_path: Path) -> None:
+    """Trial and files alike: products and attention slow down with the clock, memory and what a kernel reaches of another do
+    not."""
+    chips = frozenset({"H100-SXM-80GB", "H100-SXM-96GB-500W"})
+    found = {item.name: item for item in parameters(chips, frozenset(), frozenset())}
+    clock = found["hopper-500w.clock"]
+    assert clock.expected == pytest.approx(0.894, abs=1e-3)
+    values = {found["hopper.gemm"]: 0.6, found["hopper.attention"]: 0.5, found["hopper.attention_portable"]: 0.4, clock: 0.9}
+    capped, whole = resolve_cluster("grand-teton-h100:1"), resolve_cluster("dgx-h100:1")
+    moved = Trial(values).change(capped).chip
+    assert moved.gemm["bfloat16"].maximum == pytest.approx(0.54) and moved.attention_forward == pytest.approx(0.45)
+    assert moved.attention_portable == 0.4 and moved.memory_efficiency == capped.chip.memory_efficiency
+    assert Trial(values).change(whole).chip.gemm["bfloat16"].maximum == 0.6
+    for kind in ("chips", "profiles", "engines"):
+        shutil.copytree(FOLDER / kind, tmp_path / kind)
+    families = tuple(("One",) if item == clock else ("Two",) for item in values)
+    write_fit(Fit(tuple(values), tuple(values.values()), families, chips, 0.1, 0.05, 0.06, {}), tmp_path)
+    written = yaml.safe_load((tmp_path / "chips" / "h100-sxm-96gb-500w.yaml").read_text())
+    assert written["gemm"]["bfloat16"]["maximum"]["value"] == pytest.approx(0.54)
+    source = written["attention_forward"]["source"]
+    assert source.startswith("its class's at 0.900 of the clock, limited power; fitted to One, Two")
+    assert written["attention_portable"]["source"].startswith("fitted to Two")
 
 
 def test_every_class_names_chips_that_exist() -> None:

@@ -104,6 +104,8 @@ def test_an_engine_without_data_is_predicted_as_its_like_and_says_so() -> None:
     assert job.cautions == ("torchtitan-eager stands for the engine abacus",)
     assert _job(engine="abacus", n_gpus="2", tp="2").engine == "megatron-core"
     assert _job(engine="", chip="TPUv4").engine == "xla"
+    assert _job(engine="alpa", n_gpus="2", tp="2").engine == "xla"
+    assert _job(engine="other", source="Alpa paper; Figure 7", n_gpus="2", tp="2").engine == "xla"
     assert _job(engine="deepspeed", zero="3").engine == "deepspeed-zero3"
     assert _job(engine="megatron-core", compile_or_fp8="fp8-cs").cautions == ()
 
@@ -116,6 +118,24 @@ def test_a_chip_without_a_profile_is_predicted_as_its_generation_and_says_so() -
     job = _job(chip="H100-PCIE-94GB")
     assert job.cluster.chip.name.startswith("H100")
     assert job.cautions == (f"{job.cluster.chip.name} stands for the chip H100-PCIE-94GB",)
+
+
+@pytest.mark.parametrize(("chip", "hardware", "stands"), [
+    ("A100-PCIe-80GB", "", "A100-SXM-80GB"),
+    ("H100 96GB at 500W", "", "H100-SXM-96GB-500W"),
+    ("TPU v5litepod-256", "", "TPUv5e"),
+    ("TPUv7x", "", "TPU7x"),
+    ("", "8 nodes of NVIDIA V100 32GB SXM3", "V100-SXM3-32GB"),
+])
+def test_of_a_generation_the_chip_that_is_called_most_alike_stands_for_another(chip: str, hardware: str, stands: str) -> None:
+    job = _job(chip=chip, hardware=hardware, dtype="")
+    assert job.cluster.chip.name == stands
+    assert len(job.cautions) == 1 and job.cautions[0].startswith(f"{stands} stands for the chip ")
+
+
+def test_a_row_without_a_dtype_computes_in_what_its_chip_trains_in() -> None:
+    assert _job(chip="V100-SXM2-32GB", dtype="").precision == "fp16"
+    assert _job(chip="A100-SXM-80GB", dtype="").precision == "bf16"
 
 
 def test_what_the_source_does_not_say_follows_from_recipes_and_defaults() -> None:
