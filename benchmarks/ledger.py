@@ -57,6 +57,25 @@ FROZEN = (
     Row(data=2, pipeline=2, zero=1, accumulation=2, schedule="interleaved-1f1b"),
 )
 """Of the model whose first blocks are not trained."""
+SPLIT = (
+    Row(pipeline=2, accumulation=2, schedule="interleaved-zero-bubble"), Row(pipeline=2, accumulation=4, schedule="zbv"),
+    Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", microbatch=2),
+    Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv"),
+    Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="zbv"),
+    Row(pipeline=2, data=2, zero=2, accumulation=6, schedule="interleaved-zero-bubble"),
+)
+"""Backward passes in two parts, of models with parameters without dims, and with values that are passed on."""
+ODD = (
+    *(("corners", row) for row in (
+        Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8),
+        Row(tensor=2, sequence_parallel=True, recompute="full", microbatch=3),
+    )),
+    *(("odd", row) for row in (
+        Row(pipeline=2, accumulation=6, microbatch=2), Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full"),
+        Row(tensor=2, accumulation=2, microbatch=2),
+    )),
+)
+"""Peaks that move, collectives that an inlined expression repeats, tensors that do not lie straight."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Each once."""
     rows = [*CASES, *((model, row) for model in ("gpt", "llama") for row in (*ROWS, *MORE))]
-    rows += [("frozen", row) for row in FROZEN]
+    rows += [("frozen", row) for row in FROZEN] + [(model, row) for model in ("corners", "odd") for row in SPLIT] + list(ODD)
     yield from dict.fromkeys(Case(model, precision, row) for precision in PRECISIONS for model, row in rows)
 
 

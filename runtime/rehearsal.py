@@ -39,7 +39,7 @@ from .loop import Program, Trainer
 from .rehearsal_length import lengths, on_line
 from .rehearsal_memory import StorageLog
 from .rehearsal_traffic import NAMESPACES, Call, Traffic
-from .rehearsal_watch import claim_state, watch, watch_groups
+from .rehearsal_watch import claim_state, mark_calls, mark_passes, watch, watch_groups
 from .schedule import PipelineRunner, PlainRunner, ScheduleName
 
 _READ, _WAIT = torch.ops.aten._local_scalar_dense.default, torch.ops._c10d_functional.wait_tensor.default
@@ -124,6 +124,8 @@ class Rehearsal(ExitStack):
         options = launch.parse_options([], **self.train.DEFAULTS)
         self.trainer = Trainer(replace(program, recipes=None, idle={}), options)
         watch_groups(program, self.log)
+        mark_passes(program.runner, self.log)
+        mark_calls(self.trainer.optimizer, "step", self.log, "optimizer")
         if isinstance(program.runner, PlainRunner):
             watch(program.runner, "step", self.log, "activations")
 
@@ -132,12 +134,25 @@ class Rehearsal(ExitStack):
         count = self.train.ACCUMULATION
         recorded = () if every else lengths(self.train.SCHEDULE, self.train.MESH["pipeline"], count)
         self._run(1)
-        runs = [self._run(length) for length in recorded]
+        runs: list[tuple[dict[Call, int], dict[str, int]]] = []
+        phases: list[dict[tuple[int, str], int]] = []
+        first = 1
+        for length in recorded:
+            runs.append(self._run(length))
+            first = first if phases else max(1, self.log.passes // 4)
+            phases.append(self._peaks(first))
         calls = on_line(recorded, [run[0] for run in runs], count) if runs else None
-        memory = on_line(recorded, [run[1] for run in runs], count) if runs else None
+        memory = on_line(recorded, phases, count) if runs else None
         if calls is None or memory is None:
-            calls, memory = self._run(count)
-        return calls, memory
+            return self._run(count)
+        found = [{name: size for (phase, name), size in memory.items() if phase == at} for at in {key[0]: 0 for key in memory}]
+        return calls, max(found, key=lambda sizes: sum(sizes.values()))
+
+    def _peaks(self, passes: int) -> dict[tuple[int, str], int]:
+        """By phase of the last step and category, bytes when the most was alive. Which phase holds the most may change with the
+        number of micro-batches: each is drawn by itself."""
+        parts = enumerate(self.log.phases(passes))
+        return {(at, name): size for at, part in parts for name, size in self.log.peak(*part).items()}
 
     def _run(self, count: int) -> tuple[dict[Call, int], dict[str, int]]:
         """One step of ``count`` micro-batches."""

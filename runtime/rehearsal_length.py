@@ -3,7 +3,9 @@
 A step fills the pipeline, repeats, and drains. Once the pipeline is full, a further micro-batch (of the interleaved
 schedules: a further round of them) repeats what the one before did, from the same state to the same state: it adds the
 same calls, the same entries to every list that a step keeps, and nothing to what is alive besides. So calls, and bytes at
-the peak, are affine in the number of micro-batches from a small number on: ``ledger(m) = ledger(a) + (m - a) * slope``.
+any moment, are affine in the number of micro-batches from a small number on: ``ledger(m) = ledger(a) + (m - a) * slope``.
+The moment when the most is alive may be another in long steps (under GPipe, what all micro-batches keep overtakes the last
+reduction); moments at the beginning of the schedule, at its end, between and after it have a line each.
 
 Two lengths give the line; a slope that is no whole number refuses it, and the whole step is run. Tests compare the line with
 whole steps, exactly, over schedules, ZeRO stages and recomputation. ``--every-microbatch`` runs whole steps anyway.

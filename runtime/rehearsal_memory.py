@@ -32,6 +32,7 @@ class StorageLog:
         self._categories: list[str] = []
         self._events: list[tuple[int, int]] = []  # (serial number, bytes more)
         self._held: dict[int, int] = {}  # what was alive when the log began, by serial number
+        self._marks: dict[str, list[int]] = {}  # by kind, how much had happened
 
     def see(self, tensor: Tensor) -> None:
         """Take note of a tensor's storage."""
@@ -65,18 +66,37 @@ class StorageLog:
     def begin(self) -> None:
         """Forget what happened until now, but for what is alive."""
         self._events.clear()
+        self._marks.clear()
         self._held = {serial: self._sizes[serial] for serial, _ in self._live.values()}
 
-    def peak(self) -> dict[str, int]:
-        """Bytes by category at the moment since :meth:`begin` when the most was alive (the first such moment)."""
-        now = most = sum(self._held.values())
-        until = 0
-        for index, (_, more) in enumerate(self._events, 1):
+    def mark(self, kind: str) -> None:
+        """Remember this moment as one of its kind."""
+        self._marks.setdefault(kind, []).append(len(self._events))
+
+    def phases(self, passes: int) -> list[tuple[int, int]]:
+        """The parts of what happened since :meth:`begin`, as places of its first event and of the first after it: until
+        ``passes`` passes had begun, until so many were left, until the optimizer began, until now."""
+        begun, stepped = self._marks.get("pass", []), self._marks.get("optimizer", [len(self._events)])
+        cuts = [begun[passes], begun[-passes], stepped[0]] if 0 < 2 * passes < len(begun) else [stepped[0]]
+        return list(zip([0, *cuts], [*cuts, len(self._events)], strict=True))
+
+    @property
+    def passes(self) -> int:
+        """How many passes were marked since :meth:`begin`."""
+        return len(self._marks.get("pass", []))
+
+    def peak(self, first: int = 0, after: int | None = None) -> dict[str, int]:
+        """Bytes by category at the moment since :meth:`begin` when the most was alive (the first such moment); of a part of
+        what happened, where its first event and the first after it are given."""
+        events = self._events[:after]
+        now = sum(self._held.values()) + sum(more for _, more in events[:first])
+        most, until = now, first
+        for index, (_, more) in enumerate(events[first:], first + 1):
             now += more
             if now > most:
                 most, until = now, index
         alive = dict(self._held)
-        for serial, more in self._events[:until]:
+        for serial, more in events[:until]:
             alive[serial] = alive.get(serial, 0) + more
         found = dict.fromkeys(CATEGORIES, 0)
         for serial, size in alive.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 from .block import blocks_of
 from .loop import Program, Trainer
 from .rehearsal_memory import StorageLog
+from .schedule import PlainRunner, Runner
 from .zero import ZeroStage, as_managed, parameter_groups
 
 
@@ -35,6 +36,28 @@ def watch(owner: Any, name: str, log: StorageLog, category: str, around: Callabl
         return result
 
     setattr(owner, name, watched)
+
+
+def mark_passes(runner: Runner, log: StorageLog) -> None:
+    """Let the log know when a pass of a micro-batch begins: forward, backward or a part of it, on any stage."""
+    if isinstance(runner, PlainRunner):
+        mark_calls(runner._control, "before_backward", log, "pass")
+        return
+    for stage in runner.stages:
+        for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+            mark_calls(stage, name, log, "pass")
+
+
+def mark_calls(owner: Any, name: str, log: StorageLog, kind: str) -> None:
+    """Every call of the method is marked."""
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        log.mark(kind)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, marked)
 
 
 def _groups(program: Program) -> Iterator[Any]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from planner.costing.primitives import PASS, Reads
-from planner.costing.storages import ACTIVATIONS, GRADIENTS, Environment, Heap, Kept, Storage
+from planner.costing.primitives import PART, PASS, ROWS, Reads
+from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Storage
 
 if TYPE_CHECKING:
     from planner.costing.passes import BlockPasses, Kind
+
+Made = list[tuple[str, Gradient]]
 
 
 class Backward:
     """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to;
     ``again``: what was made again, by the node that asks for it and then lets it go (torch/utils/checkpoint.py,
-    ``unpack_hook``)."""
+    ``unpack_hook``); ``waiting``: what came into the nodes that parameters join, in the input part of a split pass."""
 
     def __init__(
         self, block: BlockPasses, heap: Heap, kept: Kept, present: set[str], kind: Kind, waits: frozenset[str],
@@ -23,8 +26,8 @@ class Backward:
         self.block, self.heap, self.kept, self.present = block, heap, kept, present
         self.waits, self.joins = waits, joins
         self.split = kind != "full"
-        self.gradients: dict[str, Storage] = {}
-        self.waiting: dict[int, list[Storage]] = {}
+        self.gradients: dict[str, Gradient] = {}
+        self.waiting: dict[int, list[Gradient]] = {}
         self.trained = {v.name for v in block.local.body.parameters if v.differentiable}
         self.repeated: set[range] = set()
         self.again = Kept()
@@ -35,61 +38,70 @@ class Backward:
             if self.block.primitives[at].differentiable:
                 self._node(at, release=not self.split)
 
-    def tail(self) -> None:
-        """Let go of what follows the last node that a parameter joins: nothing asks for it any more."""
-        for at in range(max(self.block.joins, default=-1) + 1, len(self.block.primitives)):
-            self._let_go(at)
+    def tail(self, reached: frozenset[int]) -> None:
+        """Let go of the nodes from which no gradient of a parameter is left to be made."""
+        for at in range(len(self.block.primitives)):
+            if at not in reached:
+                self._let_go(at)
 
     def _node(self, at: int, *, release: bool) -> None:
         primitive = self.block.primitives[at]
         incoming = [self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients]
         if not incoming:
             return
+        if primitive.folds and not incoming[0].even:
+            folded = Gradient(self.heap.make(incoming[0].size), incoming[0].size)
+            self.heap.drop(incoming[0].storage)
+            incoming = [folded]
         run = self.block.region_of.get(at)
         if run is not None and run not in self.repeated and self.block.keeps_anything(at):
             self._recompute(run)
-        early = len(primitive.reads) - primitive.late
-        made = self._gradients(at, primitive.reads[:early], incoming[0])
-        self.heap.passing(primitive.backward_scratch)
+        # The input part makes no gradients of what is made of parameters alone.
+        early, skipped = len(primitive.reads) - primitive.late, self.block.paths.derived.keys() if self.split else ()
+        made = self._gradients(primitive.reads[:early], incoming[0], skipped)
+        whole = sum(size for value, size in primitive.sums if value not in skipped)
+        lined = incoming[0].size if primitive.lines and not incoming[0].straight else 0
+        self.heap.passing(max(primitive.backward_scratch, lined) + whole)
         for storage in self.again.pop(at, ()):
             self.heap.drop(storage)
-        made += self._gradients(at, primitive.reads[early:], incoming[0])
-        if self.split and at in self.block.joins:
-            for storage in incoming:
-                storage.references += 1
+        made += self._gradients(primitive.reads[early:], incoming[0], skipped)
+        if self.split and at in self.block.paths.joins:
+            for gradient in incoming:
+                gradient.storage.references += 1
             self.waiting[at] = list(incoming)
-        for storage in incoming:
-            self.heap.drop(storage)
+        for gradient in incoming:
+            self.heap.drop(gradient.storage)
         if release:
             self._let_go(at)
-        for value, storage in made:
-            self._deliver(value, storage)
+        for value, gradient in made:
+            self._deliver(value, gradient)
 
-    def _gradients(self, at: int, reads: Reads, incoming: Storage) -> list[tuple[str, Storage]]:
+    def _gradients(self, reads: Reads, incoming: Gradient, skipped: Container[str]) -> Made:
         """A node's gradients of what it read, by value."""
-        made = []
+        made = Made()
         for value, size in reads:
-            if size is None or (self.split and self._derived(at, value)):
+            if size is None or value in skipped:
                 continue
-            if size == PASS:
-                incoming.references += 1
-                made.append((value, incoming))
+            if size in (PASS, PART, ROWS):
+                incoming.storage.references += 1
+                held = self.block.size_of(value, incoming.size)
+                straight, even = incoming.straight and size == PASS, incoming.even and size != PART
+                made.append((value, Gradient(incoming.storage, held, straight, even)))
             else:
-                made.append((value, self.heap.make(size, self._kind(value))))
+                made.append((value, Gradient(self.heap.make(size, self._kind(value)), size)))
         return made
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made."""
-        return GRADIENTS if value in self.trained - self.present - self.waits - self.joins else ACTIVATIONS
-
-    def _derived(self, at: int, value: str) -> bool:
-        return at in self.block.joins and value.split(" -> ")[0] in self.trained
+        first = self.trained - self.present - self.waits - self.joins
+        return GRADIENTS if self.block.paths.handed_on.get(value, value) in first else ACTIVATIONS
 
     def _let_go(self, at: int) -> None:
         for storage in self.kept.pop(at, ()):
             self.heap.drop(storage)
 
-    def _deliver(self, value: str, storage: Storage) -> None:
+    def _deliver(self, value: str, gradient: Gradient) -> None:
+        storage = gradient.storage
         if value in self.waits | self.joins:
             self._gather(value, storage)
         elif value in self.trained:
@@ -98,27 +110,21 @@ class Backward:
                 return
             if storage.references > 1:
                 self.heap.drop(storage)
-                storage = self.heap.make(storage.size)
+                storage = self.heap.make(gradient.size)
             self.heap.move(storage, GRADIENTS)
             self.present.add(value)
         elif value in self.gradients:
-            earlier = self.gradients[value]
-            self.gradients[value] = self.heap.make(max(storage.size, earlier.size))
-            self.heap.drop(earlier)
-            self.heap.drop(storage)
+            self.gradients[value] = self._sum(self.gradients[value], gradient)
         else:
-            self.gradients[value] = storage
+            self.gradients[value] = gradient
 
-    def _groups(self) -> list[list[int]]:
-        """Nodes that parameters join, in the order of the parameters; a bias that is added to a product is the product's."""
-        groups: list[list[int]] = []
-        for at in sorted(self.waiting):
-            before = groups[-1][-1] if groups else -2
-            if before == at - 1 and self.waiting[before][0] is self.waiting[at][0]:
-                groups[-1].append(at)
-            else:
-                groups.append([at])
-        return groups
+    def _sum(self, earlier: Gradient, later: Gradient) -> Gradient:
+        """Two gradients of one value, added in a new storage."""
+        size = max(earlier.size, later.size)
+        total = Gradient(self.heap.make(size), size, earlier.straight or later.straight)
+        self.heap.drop(earlier.storage)
+        self.heap.drop(later.storage)
+        return total
 
     def _gather(self, value: str, storage: Storage) -> None:
         """A part of a shared parameter's gradient: summed with the part that waits, and handed over, or left to wait."""
@@ -145,35 +151,58 @@ class Backward:
         self.again |= kept
         block.release(self.heap, environment, list(environment.variables))
 
-    def weights(self) -> None:
-        """The weight part: parameter by parameter, first to last; the graph goes when all are done. Gradients that are added
-        to older ones live until the next are made (``stage_backward_weight``, ``dweights``)."""
-        added: list[Storage] = []
-        for group in self._groups():
-            fresh = [self._weight(at) for at in group]
+    def weights(self, carried: Sequence[Storage]) -> list[Storage]:
+        """The weight part, group by group. Gradients that are added to older ones live until the next are made
+        (``stage_backward_weight``, ``dweights``): ``carried`` are those of the block before; this block's are returned."""
+        added = list(carried)
+        for group in self.block.paths.groups:
+            nodes = [at for at in group if at in self.waiting]
+            if not nodes:
+                continue
+            fresh = self._group(nodes)
             for storage in added:
                 self.heap.drop(storage)
-            added = [storage for storages in fresh for storage in storages]
-            for at in group:
-                for storage in self.waiting.pop(at):
-                    self.heap.drop(storage)
-                self._let_go(at)
-        for storage in added:
-            self.heap.drop(storage)
-        for at in list(self.kept):
-            self._let_go(at)
+            added = fresh
+            for at in nodes:
+                for gradient in self.waiting.pop(at):
+                    self.heap.drop(gradient.storage)
+        return added
 
-    def _weight(self, at: int) -> list[Storage]:
-        """Gradients of one node's parameters; those that are added to older ones are returned."""
-        primitive, added = self.block.primitives[at], list[Storage]()
-        for value, size in primitive.reads:
-            name = value.split(" -> ")[0]
-            if size is None or size == PASS or not self._derived(at, value):
+    def _group(self, nodes: Sequence[int]) -> list[Storage]:
+        """Gradients of the parameters that join at these nodes; those that are added to older ones are returned."""
+        found: dict[str, Gradient] = {}
+        self.gradients = {}
+        for at in range(nodes[-1], -1, -1):
+            primitive = self.block.primitives[at]
+            joins = at in nodes
+            incoming = self.waiting[at] if joins else [
+                self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients
+            ]
+            if not incoming:
                 continue
-            storage = self.heap.make(size, self._kind(name))
-            if name in self.present and name not in self.waits | self.joins:
-                added.append(storage)
+            wanted = self.block.paths.derived.keys()
+            reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
+            made = self._gradients(reads, incoming[0], ())
+            whole = sum(size for value, size in primitive.sums if value in wanted)
+            self.heap.passing(whole + (0 if joins else primitive.backward_scratch))
+            self._let_go(at)
+            for gradient in () if joins else incoming:
+                self.heap.drop(gradient.storage)
+            for value, gradient in made:
+                table = found if value in self.trained else self.gradients
+                table[value] = self._sum(table[value], gradient) if value in table else gradient
+        return self._hand_over(found)
+
+    def _hand_over(self, found: dict[str, Gradient]) -> list[Storage]:
+        """The first gradient of a parameter is its gradient; others are added to it in place."""
+        added = list[Storage]()
+        for name, gradient in found.items():
+            if name in self.waits | self.joins:
+                self._gather(name, gradient.storage)
+            elif name in self.present:
+                added.append(gradient.storage)
             else:
-                self._deliver(name, storage)
-        self.heap.passing(primitive.backward_scratch)
+                self.present.add(name)
+                if gradient.storage.kind != OUTSIDE:
+                    self.heap.move(gradient.storage, GRADIENTS)
         return added

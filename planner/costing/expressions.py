@@ -8,6 +8,7 @@ estimated from the names, a little too long rather than too short, so that a val
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 from planner.costing.local import LocalBody, Step
 from planner.ir.graph import Node
@@ -24,7 +25,13 @@ _PARTED = frozenset({"split", "split_with_sizes", "chunk"})
 _OPERATORS = frozenset({"add", "sub", "mul", "div", "matmul", "mm", "neg"})
 _BARE = frozenset({"normalized_shape"})
 _UNSAID = frozenset({"cudnn_enable", "cudnn_enabled"})
-_DEFAULTS = frozenset({("layer_norm", "eps", 1e-5)})
+_DEFAULTS = frozenset({
+    ("layer_norm", "eps", 1e-5), ("group_norm", "eps", 1e-5), ("embedding", "padding_idx", -1), ("gelu", "approximate", "none"),
+    ("leaky_relu", "negative_slope", 0.01), ("elu", "alpha", 1),
+    *((conv, name, (value,) * dims) for conv, dims in (("conv1d", 1), ("conv2d", 2))
+      for name, value in (("stride", 1), ("padding", 0), ("dilation", 1))),
+    ("conv1d", "groups", 1), ("conv2d", "groups", 1),
+})
 
 
 def named_values(local: LocalBody) -> frozenset[str]:
@@ -44,6 +51,27 @@ def named_values(local: LocalBody) -> frozenset[str]:
             else:
                 named.add(value)
     return frozenset(named)
+
+
+def in_emitted_order(local: LocalBody) -> LocalBody:
+    """The body with its steps as the emitted text runs them: what is written into an expression runs where that does, operand
+    after operand."""
+    named = named_values(local)
+    waiting: dict[str, Step] = {}
+    steps: list[Step] = []
+
+    def run(step: Step) -> None:
+        for operand in step.operands:
+            if operand in waiting:
+                run(waiting.pop(operand))
+        steps.append(step)
+
+    for step in local.steps:
+        if named.isdisjoint(step.outputs):
+            waiting |= dict.fromkeys(step.outputs, step)
+        else:
+            run(step)
+    return replace(local, steps=tuple(steps))
 
 
 def _length(step: Step, lengths: Mapping[str, int]) -> int:

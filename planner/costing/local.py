@@ -90,8 +90,8 @@ class _Builder:
         self.declare(key, whole, target)
         if _moves_nothing(step):
             self.root[key] = self.root[name]
-            if step.forward == "identity":
-                self.layouts[key] = self.layouts[name]
+            held = self.layouts[name]
+            self.layouts[key] = held if step.forward == "identity" else replace(held, sizes=self.layouts[key].sizes)
         self.steps.append(Step(None, (name,), (key,), None, step, whole, differentiable))
         return key
 

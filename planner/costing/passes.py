@@ -18,10 +18,22 @@ from typing import Literal
 
 from planner.costing.activations import repeated_steps
 from planner.costing.backward import Backward
-from planner.costing.expressions import named_values
+from planner.costing.expressions import in_emitted_order, named_values
 from planner.costing.local import LocalBody
+from planner.costing.paths import Paths
 from planner.costing.primitives import Primitive, needs_gradient, record
-from planner.costing.storages import ACTIVATIONS, OUTSIDE, Environment, Heap, Kept, Pass, Storage
+from planner.costing.storages import (
+    ACTIVATIONS,
+    OUTSIDE,
+    Arrival,
+    Environment,
+    Gradient,
+    Heap,
+    Kept,
+    Leaving,
+    Pass,
+    Storage,
+)
 from planner.ir.costed import Recompute
 from planner.ir.regions import recompute_regions
 
@@ -35,6 +47,9 @@ class BlockPasses:
     local: LocalBody
     recompute: Recompute
     _known: dict[tuple[object, ...], Pass] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.local = in_emitted_order(self.local)
 
     @cached_property
     def _arranged(self) -> tuple[tuple[Primitive, ...], tuple[range, ...]]:
@@ -85,17 +100,14 @@ class BlockPasses:
         return {at: tuple(values) for at, values in dying.items()}
 
     @cached_property
-    def joins(self) -> frozenset[int]:
-        """Primitives in which a path from a parameter meets the path of the inputs."""
-        derived = {value.name for value in self.local.body.parameters}
-        joins = set()
-        for at, primitive in enumerate(self.primitives):
-            paths = [value in derived for value, made in primitive.reads if made is not None]
-            if paths and all(paths):
-                derived |= {value for value, _ in primitive.makes}
-            elif any(paths):
-                joins.add(at)
-        return frozenset(joins)
+    def paths(self) -> Paths:
+        """Where the gradients of parameters and of inputs come from."""
+        return Paths(self.local, self.primitives)
+
+    def size_of(self, value: str, otherwise: int) -> int:
+        """Bytes of a value, as far as it has a name."""
+        layout = self.local.layouts.get(value)
+        return otherwise if layout is None else layout.size_bytes
 
     @cached_property
     def kept_inputs(self) -> frozenset[str]:
@@ -134,25 +146,38 @@ class BlockPasses:
         return tuple(0 if root[v] in self._inputs else self.local.storage_bytes(root[v]) for v in self.local.outputs)
 
     def backward(
-        self, kind: Kind = "full", *, present: Collection[str] = (), owned: Collection[str] = (), incoming: bool = True,
-        last: bool = False, waits: Collection[str] = (), joins: Collection[str] = (),
+        self, kind: Kind = "full", *, present: Collection[str] = (), owned: Collection[str] = (),
+        arrivals: Sequence[Arrival | None] | None = None, reached: Collection[str] | None = None,
+        returned: Collection[str] = (), carried: int = 0, waits: Collection[str] = (), joins: Collection[str] = (),
     ) -> Pass:
         """From the arrival of the outputs' gradients to the inputs' gradients.
 
-        ``present``: parameters that have a gradient already; ``owned``: inputs that nothing else holds once this pass
-        lets go of them; ``incoming``: nothing else holds the outputs' gradients. A split pass has an ``input`` part and a
-        ``weight`` part; between them, ``tail`` lets go of what follows the last node that a parameter joins, where no block
-        follows in the stage (``last``). A parameter that other blocks of the stage use too has one gradient, which autograd
-        hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a later one's.
+        ``present``: parameters that have a gradient already; ``owned``: inputs that nothing else holds once this pass lets go
+        of them; ``arrivals``: the outputs' gradients (by default each in its own storage, which nothing else holds). A split
+        pass has an ``input`` part and a ``weight`` part; between them, ``tail`` lets go of what the weight part will not ask
+        for: nodes that none of this block's and none of later blocks' (which lead to the outputs ``reached``; by default to
+        all) leads to. ``returned``: inputs whose gradients are still held in the weight part; ``carried``: bytes of gradients
+        that the block before has left there. A parameter that other blocks of the stage use too has one gradient, which
+        autograd hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a later
+        one's.
         """
-        key = kind, frozenset(present), frozenset(owned), incoming, last, frozenset(waits), frozenset(joins)
+        arriving = self._default_arrivals if arrivals is None else tuple(arrivals)
+        through = frozenset(self.local.outputs if reached is None else reached)
+        key = (
+            kind, frozenset(present), frozenset(owned), arriving, through, frozenset(returned), carried, frozenset(waits),
+            frozenset(joins),
+        )
         if key not in self._known:
             self._known[key] = self._backward(*key)
         return self._known[key]
 
+    @cached_property
+    def _default_arrivals(self) -> tuple[Arrival | None, ...]:
+        return tuple(Arrival(number, size) if size else None for number, size in enumerate(self.gradient_bytes))
+
     def _backward(
-        self, kind: Kind, present: frozenset[str], owned: frozenset[str], incoming: bool, last: bool, waits: frozenset[str],
-        joins: frozenset[str],
+        self, kind: Kind, present: frozenset[str], owned: frozenset[str], arrivals: tuple[Arrival | None, ...],
+        reached: frozenset[str], returned: frozenset[str], carried: int, waits: frozenset[str], joins: frozenset[str],
     ) -> Pass:
         heap, kept = Heap(), Kept()
         for storage in self._forward(heap, kept):
@@ -163,26 +188,67 @@ class BlockPasses:
             given[name].kind = ACTIVATIONS
         self._attach(kept, given)
         run = Backward(self, heap, kept, set(present), kind, waits, joins)
-        for value, size in zip(self.local.outputs, self.gradient_bytes, strict=True):
-            if size:
-                storage = Storage(size, ACTIVATIONS if incoming else OUTSIDE)
-                heap.now[storage.kind] += size
-                run.gradients[value] = storage
+        storages = self._arrive(run, arrivals)
         begin = heap.restart()
         run.all()
-        edge = heap.at_peak(run.gradients[value] for value in self._inputs & run.gradients.keys())
-        if kind == "weight" and last:
-            run.tail()
+        leaving = self._leaving(run, storages)
+        waiting = {gradient.storage for gradients in run.waiting.values() for gradient in gradients}
+        added, left = list[Storage](), 0
         if kind in ("tail", "weight"):
+            nodes, _ = self.paths.reached(reached)
+            if kind == "weight":
+                run.tail(nodes)
+                for name in run.gradients.keys() & self._inputs - returned:
+                    heap.drop(run.gradients.pop(name).storage)
+            before = [heap.make(carried)] if carried else []
             begin = heap.restart()
-        if kind == "tail":
-            run.tail()
-        if kind == "weight":
-            run.weights()
+            if kind == "tail":
+                run.tail(nodes)
+            else:
+                added = run.weights(before)
+                left = self._left(run, reached)
         return Pass(
             (heap.peak[0] - begin[0], heap.peak[1] - begin[1]), (heap.now[0] - begin[0], heap.now[1] - begin[1]),
-            edge,
+            leaving=leaving, waiting=frozenset(number for number, item in storages.items() if item in waiting),
+            added=sum(storage.size for storage in added), left=left,
         )
+
+    def _arrive(self, run: Backward, arrivals: Sequence[Arrival | None]) -> dict[int, Storage]:
+        """Let the gradients of the outputs arrive; by number, the storages that they lie in."""
+        storages: dict[int, Storage] = {}
+        for value, arrival, size in zip(self.local.outputs, arrivals, self.gradient_bytes, strict=True):
+            if arrival is None or not size:
+                continue
+            if arrival.storage in storages:
+                storages[arrival.storage].references += 1
+            else:
+                storage = storages[arrival.storage] = Storage(arrival.size, OUTSIDE if arrival.held else ACTIVATIONS)
+                run.heap.now[storage.kind] += arrival.size
+            arrived = Gradient(storages[arrival.storage], size)
+            run.gradients[value] = run._sum(run.gradients[value], arrived) if value in run.gradients else arrived
+        return storages
+
+    def _leaving(self, run: Backward, storages: Mapping[int, Storage]) -> tuple[Leaving, ...]:
+        """The inputs' gradients."""
+        numbers = {storage: number for number, storage in storages.items()}
+        found = []
+        for name in (value.name for value in self.local.body.inputs if value.name in run.gradients):
+            gradient = run.gradients[name]
+            storage = gradient.storage
+            arrived = numbers.get(storage, -1)
+            there = storage.kind != OUTSIDE and storage.order <= run.heap.made_at_peak
+            found.append(Leaving(name, storage.size, arrived, -1 if arrived >= 0 else storage.order, gradient.straight, there))
+        return tuple(found)
+
+    def _left(self, run: Backward, reached: frozenset[str]) -> int:
+        """What is still kept when the weight part is done: it goes at once where no later block leads here."""
+        before = run.heap.now[ACTIVATIONS]
+        for at in list(run.kept):
+            for storage in run.kept.pop(at):
+                run.heap.drop(storage)
+        left = before - run.heap.now[ACTIVATIONS] if reached else 0
+        run.heap.now[ACTIVATIONS] += left
+        return left
 
     @cached_property
     def gradient_bytes(self) -> tuple[int, ...]:

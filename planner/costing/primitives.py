@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from planner.costing.local import LocalBody, Step
+from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.families import VIEW_FAMILY
 from planner.ops.saved import HALF
 
-PASS = -1
-"""Of a gradient: the incoming one is handed on, or a view of it."""
+PASS, PART, ROWS = -1, -2, -3
+"""Of a gradient: the incoming one is handed on, or a view of it; a view that does not lie in memory as the value does; one of
+which only the rows lie apart."""
 
 
 Reads = tuple[tuple[str, int | None], ...]
@@ -30,11 +32,14 @@ Reads = tuple[tuple[str, int | None], ...]
 class Primitive:
     """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
 
-    ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS`, or None: no gradient).
+    ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS` and the like, or None: none).
     ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages
     are kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive
     beside the results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine
-    makes when the node has run (``engine.cpp``, ``validate_outputs``); ``step``: position of the step that it belongs to.
+    makes when the node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made
+    whole first, for an operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before
+    it is used (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place
+    (products of more than two dims are products of two); ``step``: position of the step that it belongs to.
     """
 
     step: int
@@ -46,6 +51,9 @@ class Primitive:
     backward_scratch: int = 0
     differentiable: bool = True
     late: int = 0
+    sums: tuple[tuple[str, int], ...] = ()
+    lines: bool = False
+    folds: bool = False
 
 
 @dataclass
@@ -68,11 +76,12 @@ class Tape:
     def add(
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
+        sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
-            any(made is not None for _, made in reads), late,
+            any(made is not None for _, made in reads), late, tuple(sums), lines, folds,
         ))
 
     def name(self, suffix: str) -> str:
@@ -126,7 +135,8 @@ def _addmm(tape: Tape, product: Step, total: Step) -> None:
         (operand, tape.gradient(operand, tape.bytes_of(operand)) if product.differentiable else None)
         for operand in product.operands
     ]
-    tape.add([*reads, (bias, tape.gradient(bias, tape.bytes_of(bias)))], _outputs(tape, total), product.kept, late=1)
+    reads.append((bias, tape.gradient(bias, tape.bytes_of(bias))))
+    tape.add(reads, _outputs(tape, total), product.kept, late=1, folds=True)
 
 
 def _kind(step: Step) -> str:
@@ -150,24 +160,36 @@ def _outputs(tape: Tape, step: Step) -> list[tuple[str, int | None]]:
 def _single(tape: Tape, step: Step) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own."""
     base = step.node.base if step.node is not None else ""
-    reads, whole, summed = [], tape.bytes_of(step.outputs[0]), 0
+    reads, sums, whole = [], [], tape.bytes_of(step.outputs[0])
     for operand in step.operands:
         made = tape.bytes_of(operand)
         if (base in _HANDS_ON and made == whole) or base in _VIEW_GRADIENTS:
-            made = PASS
+            made = _part(tape, step) if base in _JOINS else PASS
         gradient = tape.gradient(operand, made) if step.differentiable else None
         reads.append((operand, gradient))
         if gradient is not None and base in _PRODUCTS and made < whole:
-            summed += whole  # A broadcast operand's gradient is made whole, then summed (engine.cpp, validate_outputs).
+            sums.append((operand, whole))  # Made whole, then summed (engine.cpp, validate_outputs).
     keeps = step.kept if step.differentiable else ()
-    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes, backward=summed)
+    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes, sums=sums, folds=base in _FOLDED)
 
 
+def _part(tape: Tape, step: Step) -> int:
+    """How a part of what was joined lies: in one piece where nothing lies outside of the dim that it was joined along."""
+    dim = step.node.argument("dim") if step.node is not None else 0
+    sizes = tape.local.layouts[step.outputs[0]].sizes
+    at = dim % len(sizes) if isinstance(dim, int) else 0
+    if prod(sizes[:at]) == 1:
+        return PASS
+    return ROWS if at == len(sizes) - 1 else PART
+
+
+_FOLDED = frozenset({"linear", "matmul"})
 _HANDS_ON = frozenset({"add", "sub", "clone", "contiguous", "dropout"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
+_JOINS = frozenset({"cat", "concat", "stack"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
-    "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind",
-})) | frozenset({"cat", "concat", "stack"})
+    "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind", "diagonal",
+})) | _JOINS
 
 
 def _rms_norm(tape: Tape, step: Step) -> None:
@@ -200,12 +222,26 @@ def _rms_norm(tape: Tape, step: Step) -> None:
         keeps = [normal] if made is not None else []
         tape.add(
             [(normal, need), (weight, made), (root, None)], [(result, size)], [*keeps, *([weight] if need else [])],
-            backward=size + (made // item * wide if half else 0) if made is not None else 0,
+            sums=[] if made is None else [(weight, size + (made // item * wide if half else 0))],
         )
         scaled = result
     if half:
         # The composite's own variables live until it returns.
         tape.add([(scaled, size if step.differentiable else None), (source, None), (root, None)], _outputs(tape, step))
+
+
+def _group_norm(tape: Tape, step: Step) -> None:
+    """It lines its input up first, where that lies otherwise, and keeps the copy (aten/src/ATen/native/group_norm.cpp)."""
+    x = step.operands[0]
+    if tape.local.layouts[x].contiguous:
+        return _single(tape, step)
+    lined, size = tape.name("lined"), tape.bytes_of(x)
+    need = tape.gradient(x, size) if step.differentiable else None
+    tape.add([(x, None if need is None else PASS)], [(lined, size)])
+    reads = [(value, tape.gradient(value, tape.bytes_of(value))) for value in step.operands[1:]]
+    keeps = dict.fromkeys(lined if value == tape.local.root[x] else value for value in step.kept)
+    tape.add([(lined, need), *reads], _outputs(tape, step), tuple(keeps) if step.differentiable else (), extra=step.extra_bytes)
+    return None
 
 
 def _loss(tape: Tape, step: Step) -> None:
@@ -262,27 +298,27 @@ def _conversion(tape: Tape, step: Step) -> None:
     conversion, source, target = step.conversion, step.operands[0], step.outputs[0]
     assert conversion is not None
     if tape.local.root[target] != target:
-        made: int | None = PASS
-        if conversion.forward == "slice":
-            made = tape.bytes_of(source)
-        tape.add([(source, tape.gradient(source, PASS if made is None else made))], _outputs(tape, step))
+        made = PASS if conversion.forward != "slice" and conversion.backward != "all_reduce" else tape.bytes_of(source)
+        tape.add([(source, tape.gradient(source, made))], _outputs(tape, step), lines=conversion.backward == "all_reduce")
         return
     before, after = tape.bytes_of(source), tape.bytes_of(target)
-    inner = _inner_dim(step)
+    inner = _sharded(step).dim > 0
     forward = _copies(conversion.forward, before, after, inner)
     back = {"identity": PASS, "all_reduce": before, "slice": PASS}.get(conversion.backward, before)
+    if conversion.backward == "slice" and prod(tape.local.layouts[target].sizes[: _sharded(step).dim]) > 1:
+        back = PART
     backward = _copies(conversion.backward, after, before, inner)
     tape.add(
         [(source, tape.gradient(source, back))], [(target, after)], forward=forward,
         backward=backward if needs_gradient(tape.local, source) else 0,
+        lines=conversion.backward in ("all_reduce", "all_gather") or (conversion.backward == "reduce_scatter" and not inner),
     )
 
 
-def _inner_dim(step: Step) -> bool:
-    conversion = step.conversion
-    assert conversion is not None
-    sharded = conversion.source if conversion.source.state == "shard" else conversion.target
-    return sharded.dim > 0
+def _sharded(step: Step) -> Placement:
+    """Of a conversion's two placements, the one that is split."""
+    assert step.conversion is not None
+    return step.conversion.source if step.conversion.source.state == "shard" else step.conversion.target
 
 
 def _copies(kind: str, before: int, after: int, inner: bool) -> int:
@@ -297,6 +333,6 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
-    "conversion": _conversion, "loss": _loss, "rms_norm": _rms_norm, "vocabulary_embedding": _vocabulary_embedding,
-    "vocabulary_loss": _vocabulary_loss,
+    "conversion": _conversion, "group_norm": _group_norm, "loss": _loss, "rms_norm": _rms_norm,
+    "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": _vocabulary_loss,
 }

@@ -10,13 +10,43 @@ ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """The gradient of an output as a block finds it: the number and the bytes of the storage that it lies in, which gradients
+    of other outputs may share; ``held``: something else holds that storage too, and still does when the block is done."""
+
+    storage: int
+    size: int
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The gradient of an input as a block leaves it. ``arrived``: number of the storage that it came in, -1 where the block
+    made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``straight``: it lies in memory as the input
+    does; ``there``: at the block's peak."""
+
+    value: str
+    size: int
+    arrived: int
+    made: int
+    straight: bool
+    there: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``.
-    ``edge``: bytes of what goes on to a neighbour (outputs, or gradients of inputs) that are there at the peak."""
+    ``edge``: of a forward pass, bytes of outputs that are there at the peak; ``leaving``: of a backward pass, the inputs'
+    gradients; ``waiting``: numbers of the storages that arrived and wait for the weight part; ``added``: of a weight part,
+    bytes that go when the next gradient has been made; ``left``: bytes that go with the whole stage's graph."""
 
     peak: tuple[int, int]
     after: tuple[int, int]
     edge: int = 0
+    leaving: tuple[Leaving, ...] = ()
+    waiting: frozenset[int] = frozenset()
+    added: int = 0
+    left: int = 0
 
 
 class Storage:
@@ -26,6 +56,17 @@ class Storage:
 
     def __init__(self, size: int, kind: int, order: int = 0) -> None:
         self.size, self.kind, self.order, self.references = size, kind, order, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A gradient on its way: ``size`` bytes in a storage that may be larger; ``straight``: laid out as its value is; ``even``:
+    at least its rows are evenly apart."""
+
+    storage: Storage
+    size: int
+    straight: bool = True
+    even: bool = True
 
 
 class Heap:

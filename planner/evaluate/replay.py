@@ -17,8 +17,9 @@ from cost_models.memory import MASTER_BYTES, MOMENTS
 from cost_models.receives import receive_slots
 from cost_models.schedules import Action, actions
 from cost_models.sends import releases
-from planner.evaluate.heap import CATEGORIES, Category, Heap
-from planner.evaluate.stage_replay import Bodies, StageReplay
+from planner.evaluate.bodies import Bodies
+from planner.evaluate.heap import CATEGORIES, Category, Heap, Peak
+from planner.evaluate.stage_replay import StageReplay
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Plan
 
@@ -46,25 +47,48 @@ class Peaks:
         return sum(self.at.values())
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A rank's step: the peak of each phase, and what the optimizer's step begins with."""
+
+    phases: tuple[Peak, ...]
+    rest_bytes: int
+
+    @property
+    def peaks(self) -> Peaks:
+        """Of the whole step."""
+        highest = max(self.phases, key=lambda phase: phase.most)
+        held = max(phase.most_held for phase in self.phases)
+        return Peaks(highest.at, self.rest_bytes, held - highest.most)
+
+
 def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
     """The peak of every pipeline rank's step (of its data and tensor ranks, the one that holds the most).
 
     Once the pipeline is full, every further micro-batch (of the interleaved schedules: every further round) adds the same
-    to lists that a step keeps and nothing else: a long step is known from two short ones.
+    to what a moment of the step finds alive: a long step is known from two short ones. Which moment holds the most may change
+    on the way (GPipe's activations overtake its last reduction), so its phases are followed each by itself: the first
+    actions, the last ones, those between, and the optimizer.
     """
     count = plan.batch.accumulation
     short, more = _lengths(plan)
     if count <= short + more:
-        return _replays(plan, graph)
-    first, second = (_replays(_shortened(plan, length), graph) for length in (short, short + more))
-    times = Fraction(count - short, more)
-    return tuple(
-        Peaks(
-            {name: int(a.at[name] + times * (b.at[name] - a.at[name])) for name in CATEGORIES},
-            int(a.rest_bytes + times * (b.rest_bytes - a.rest_bytes)),
-            int(a.held_bytes + times * (b.held_bytes - a.held_bytes)),
-        )
-        for a, b in zip(first, second, strict=True)
+        return tuple(step.peaks for step in _replays(plan, graph, count))
+    first, second = (_replays(_shortened(plan, length), graph, short) for length in (short, short + more))
+    return tuple(_drawn(a, b, Fraction(count - short, more)).peaks for a, b in zip(first, second, strict=True))
+
+
+def _drawn(a: _Step, b: _Step, times: Fraction) -> _Step:
+    """The step that is ``times`` as far from ``a`` as ``b`` is."""
+    def line(first: int, second: int) -> int:
+        return int(first + times * (second - first))
+
+    return _Step(
+        tuple(
+            Peak({name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held))
+            for x, y in zip(a.phases, b.phases, strict=True)
+        ),
+        line(a.rest_bytes, b.rest_bytes),
     )
 
 
@@ -73,9 +97,7 @@ def _lengths(plan: Plan) -> tuple[int, int]:
     pipeline, count = plan.mesh.pipeline, plan.batch.accumulation
     if pipeline == 1 or plan.schedule.name == "gpipe":
         return 4, 1
-    if plan.schedule.name == "1f1b":
-        return pipeline + 2, 1
-    if plan.schedule.name == "zbv":
+    if plan.schedule.name in ("1f1b", "zbv"):
         return 2 * pipeline + 2, 1
     each = count // max(1, count // pipeline)
     return 3 * each, each
@@ -86,17 +108,18 @@ def _shortened(plan: Plan, count: int) -> Plan:
     return replace(plan, batch=replace(batch, total=batch.total // batch.accumulation * count, accumulation=count))
 
 
-def _replays(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
+def _replays(plan: Plan, graph: ModelGraph, short: int) -> tuple[_Step, ...]:
     bodies = Bodies(plan, graph)
-    return tuple(_replay(bodies, rank) for rank in range(plan.mesh.pipeline))
+    return tuple(_replay(bodies, rank, short) for rank in range(plan.mesh.pipeline))
 
 
 def replay(plan: Plan, graph: ModelGraph, rank: int) -> Peaks:
     """The peak of one pipeline rank's whole step."""
-    return _replay(Bodies(plan, graph), rank)
+    return _replay(Bodies(plan, graph), rank, plan.batch.accumulation).peaks
 
 
-def _replay(bodies: Bodies, rank: int) -> Peaks:
+def _replay(bodies: Bodies, rank: int, short: int) -> _Step:
+    """``short``: micro-batches of a step whose first and last quarter of actions are phases of this one."""
     plan, graph, heap = bodies.plan, bodies.graph, Heap()
     stages = {stage.index: StageReplay(bodies, stage, heap) for stage in plan.stages_of_rank(rank)}
     for index, stage in stages.items():
@@ -106,15 +129,18 @@ def _replay(bodies: Bodies, rank: int) -> Peaks:
     if plan.mesh.pipeline == 1:
         (stage,) = stages.values()
         for micro in range(count):
+            if micro in (short // 4, count - short // 4):
+                heap.turn()
             stage.forward()
             heap.add("activations", SCALED_BYTES)
             _seed(stage)
             stage.backward(last=micro == count - 1)
             heap.add("activations", -2 * SCALED_BYTES)
     else:
-        _pipeline(plan, heap, stages, rank)
+        _pipeline(plan, heap, stages, rank, short)
     rest = _optimizer_step(plan, heap, stages, count * graph_batch_bytes(plan, graph))
-    return Peaks({name: heap.peak[name] for name in CATEGORIES}, rest, heap.most_held - heap.most)
+    heap.turn()
+    return _Step(tuple(heap.phases), rest)
 
 
 def _seed(stage: StageReplay) -> None:
@@ -154,6 +180,7 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     heap.passing(buffers=master * sum(unit.partial_elements for stage in stages.values() for unit in stage.root.units))
     heap.held = 0
     heap.add("buffers", -batch_bytes - SCALE_BYTES)
+    heap.turn()
     heap.add("activations", -loss)
     before = 0
     parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.trained]
@@ -165,7 +192,7 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     return heap.total
 
 
-def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: int) -> None:
+def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: int, short: int) -> None:
     """The actions of one rank in order (torch/distributed/pipelining/schedules.py)."""
     count, name = plan.batch.accumulation, plan.schedule.name
     order: Sequence[Action] = actions(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
@@ -175,11 +202,14 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
     left = Counter(action.stage for action in order)
     sent = 0
-    for action in order:
+    apart = len(order) * short // count // 4
+    for at, action in enumerate(order):
+        if at in (apart, len(order) - apart):
+            heap.turn()
         stage = stages[action.stage]
         for gone in let_go.get(action, ()):
             source = stages[gone.stage]
-            heap.add("activations", -(source.answers - source.cloned if gone.kind == "F" else source.returns))
+            heap.add("activations", -(source.answers - source.cloned if gone.kind == "F" else source.returned))
         left[action.stage] -= 1
         _act(plan, stages, action)
         if action.kind in "BI" and action.stage:
@@ -188,9 +218,9 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
             elif name == "1f1b":
                 heap.add("activations", -sent)
             elif name == "gpipe":
-                heap.add("activations", -stage.returns)
-                heap.held += stage.returns
-            sent = stage.returns
+                heap.add("activations", -stage.returned)
+                heap.held += stage.returned
+            sent = stage.returned
         if name == "1f1b" and action.kind == "B":
             heap.held = _last_warm_up_bytes(stage, len(plan.stages), count)
         if not left[action.stage]:

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from cost_models.memory import MASTER_BYTES, WORKING_BYTES, shard_elements
-from planner.costing.local import LocalBody, localise
-from planner.costing.passes import BlockPasses, Kind
-from planner.evaluate.heap import Heap
-from planner.evaluate.units import Root, Unit, UnitParameter
-from planner.ir.costed import Recompute
-from planner.ir.graph import Block, ModelGraph
-from planner.ir.placement import local_type
-from planner.ir.plan import Plan, StagePlan
-
-
-@dataclass
-class Bodies:
-    """A plan's placed bodies, and their passes by recomputation level."""
-
-    plan: Plan
-    graph: ModelGraph
-    _passes: dict[tuple[str, Recompute], BlockPasses] = field(default_factory=dict)
-    _locals: dict[str, LocalBody] = field(default_factory=dict)
-
-    def local(self, body: str) -> LocalBody:
-        if body not in self._locals:
-            placement = self.plan.placements[body]
-            self._locals[body] = localise(self.graph.body_of[body], placement, self.plan.batch.micro)
-        return self._locals[body]
-
-    def passes(self, body: str, recompute: Recompute) -> BlockPasses:
-        if (body, recompute) not in self._passes:
-            self._passes[body, recompute] = BlockPasses(self.local(body), recompute)
-        return self._passes[body, recompute]
+from planner.costing.passes import BlockPasses
+from planner.costing.storages import Arrival, Pass
+from planner.evaluate.bodies import Bodies, context_bytes, units_of, value_bytes
+from planner.evaluate.flows import Flow, Flows, Held
+from planner.evaluate.heap import Category, Heap
+from planner.evaluate.units import Root
+from planner.ir.graph import Block
+from planner.ir.plan import StagePlan
 
 
 @dataclass
@@ -64,13 +43,13 @@ class StageReplay:
         self.first, self.is_last = stage.first == 0, stage.last == len(graph.blocks)
         self.incoming = frozenset() if self.first else frozenset(graph.crossing(stage.first))
         self.outgoing = frozenset() if self.is_last else frozenset(graph.crossing(stage.last))
-        self.sizes = _value_bytes(bodies)
+        self.sizes = value_bytes(bodies)
         self.receives = sum(self.sizes[name] for name in self.incoming)
         self.sends = sum(self.sizes[name] for name in self.outgoing)
         self.returns, self.answers = (
             sum(self.sizes[name] for name in names if self._differentiable(name)) for names in (self.incoming, self.outgoing)
         )
-        units, unit_of = _units(plan, graph, stage)
+        units, unit_of = units_of(plan, graph, stage)
         self.root = Root(heap, units)
         self.chain = [
             _Link(
@@ -87,8 +66,13 @@ class StageReplay:
         self.finished = 0
         self.hands_on = self.is_handed = False
         self._fresh: Counter[int] = Counter()
-        self.context = _context(bodies, self.blocks)
+        self.context = context_bytes(bodies, self.blocks)
+        self._taken_over = bodies.taken_over
         self._keepers = self._find_keepers()
+        self._reached = self._find_reached()
+        self.returned = self.returns
+        self._arrived: dict[int, list[Held | None]] = {}
+        self._sent_back: frozenset[str] = frozenset()
 
     def _differentiable(self, name: str) -> bool:
         for block in self.graph.blocks:
@@ -121,7 +105,6 @@ class StageReplay:
         """One micro-batch."""
         heap, root = self.heap, self.root
         heap.add("activations", sum(self.context.values()))
-        last_reader = {name: at for at, link in enumerate(self.chain) for name in link.block.reads}
         for at, link in enumerate(self.chain):
             root.before_forward(root.units[link.unit])
             passed = link.passes.forward
@@ -130,16 +113,27 @@ class StageReplay:
             heap.add("activations", passed.after[0] + sum(link.passes.output_bytes))
             if max(i for i, other in enumerate(self.chain) if other.unit == link.unit) == at:
                 root.after_forward(root.units[link.unit])
-            for name in link.block.reads:
-                if last_reader[name] == at and name in self.sizes and not self._stays(name):
-                    heap.add("activations", -self.sizes[name])
+            heap.add("activations", -self._released[at])
+        heap.add("activations", -self._released[len(self.chain)])
         root.end_forward()
         for name, size in self.context.items():
             if name not in self._keepers:
                 heap.add("activations", -size)
 
-    def _stays(self, name: str) -> bool:
-        return name in self._keepers or name in self.incoming or name in self.outgoing
+    @cached_property
+    def _released(self) -> list[int]:
+        """Bytes of values that go when a block's forward pass is over, by block; at last those that go when the stage's is."""
+        last_reader = {name: at for at, link in enumerate(self.chain) for name in link.block.reads}
+        released = [0] * (len(self.chain) + 1)
+        for name in {name for link in self.chain for name in (*link.block.reads, *link.block.writes)}:
+            if self._goes(name):
+                released[last_reader[name] if name in self._taken_over and name in last_reader else -1] += self.sizes[name]
+        return released
+
+    def _goes(self, name: str) -> bool:
+        """Whether nothing holds a value of the stage once its variable does not."""
+        kept = name in self._keepers or name in self.incoming or name in self.outgoing
+        return name in self.sizes and name != self.graph.loss and not kept
 
     @property
     def answered(self) -> bool:
@@ -158,8 +152,9 @@ class StageReplay:
 
     def backward(self, kind: Literal["full", "input", "weight"] = "full", *, last: bool = False,
                  synchronise: bool | None = None) -> None:
-        """One micro-batch, or a part of it; the gradients of what was received are left, as activations. ``last``: working
-        copies go; ``synchronise`` (by default, then too): ZeRO 0 and 1 reduce now."""
+        """One micro-batch, or a part of it; the gradients of what was received are left, as activations (for a stage of the
+        same rank: as buffers), ``returned`` bytes. ``last``: working copies go; ``synchronise`` (by default, then too): ZeRO 0
+        and 1 reduce now."""
         now = last if synchronise is None else synchronise
         self._fresh.clear()
         if kind == "weight":
@@ -168,62 +163,171 @@ class StageReplay:
         root, whole = self.root, kind == "full"
         if not any(link.reached for link in self.chain):
             return
-        # Gradients that are only passed on are copied: by autograd, which accumulates them first of all, or in the end where it
-        # hands them over (runtime/zero.py, ``_apart``).
-        self.heap.add("activations", self.cloned if whole else 0)
+        flows = self._begin_backward(whole)
         for at in range(len(self.chain) - 1, -1, -1):
             link = self.chain[at]
             unit = root.units[link.unit]
             if not link.reached:
                 continue
             root.before_backward(unit)
-            self._run(at, kind)
+            leaving = self._run(at, kind, flows)
             if whole:
                 self._let_context_go(at)
             if link.differentiable_inputs and link.alone:
                 root.after_backward(
                     unit, reduces=whole and (link.zero >= 2 or now), reshards=whole and (link.zero == 3 or last), sums=now
                 )
+            for flow in leaving:
+                flows.leave(flow, copies=whole)
         zeros = {link.unit: link.zero for link in self.chain}
         root.end_backward(
             last=last, reduces={at: whole and (zero >= 2 or now) for at, zero in zeros.items()},
             reshards={at: whole and (zero == 3 or last) for at, zero in zeros.items()}, sums=now,
         )
         if kind == "input":
-            self._run(len(self.chain) - 1, "tail")
-            self.heap.add("activations", self.cloned)
+            self._let_tail_go()
+        self.returned, self._sent_back = flows.end()
+
+    def _begin_backward(self, whole: bool) -> Flows:
+        """The gradients that a backward pass begins with: what was received, or the loss's own."""
+        readers = self._readers
+        category: Category = "buffers" if self.is_handed else "activations"
+        flows = Flows(self.heap, self.sizes, self.incoming, readers, category)
+        for name in self.outgoing:
+            if self._differentiable(name):
+                flows.begin(name, self.sizes[name], None)
+                if whole and name in self.incoming and name not in readers:
+                    flows.copy(name)  # Accumulated first of all; a split pass copies in the end (runtime/zero.py, ``_apart``).
+        if self.is_last:
+            link = self.chain[-1]
+            for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True):
+                if size:
+                    flows.begin(name, size, "activations")
+        return flows
+
+    @cached_property
+    def _readers(self) -> dict[str, int]:
+        """By value, the first block that leaves a gradient of it."""
+        readers: dict[str, int] = {}
+        for at, link in reversed(list(enumerate(self.chain))):
+            inputs = zip(self.graph.body_of[link.block.body].inputs, link.block.reads, strict=True)
+            readers |= {name: at for value, name in inputs if value.differentiable and link.reached}
+        return readers
 
     def _weights(self, last: bool) -> None:
         """The weight part; ZeRO-2 units reduce after it."""
+        carried, left = 0, sum(size for name, size in self.context.items() if name in self._keepers)
+        left += sum(self.sizes[name] for name, at in self._weight_owners.items() if at < 0 and self._is_own(name))
         for at in range(len(self.chain)):
-            self._run(at, "weight")
-            self._let_context_go(at)
+            passed = self._run_weights(at, carried)
+            carried, left = passed.added, left + passed.left
+        self.heap.add("activations", -carried - left)
         for unit in self.root.units:
             if unit.zero == 2:
                 self.root.after_backward(unit, reduces=True, reshards=False, sums=last)
                 unit.done = False
 
-    def _run(self, at: int, kind: Kind) -> None:
-        """A part of one block's backward pass."""
+    def _run(self, at: int, kind: Literal["full", "input"], flows: Flows) -> list[Flow]:
+        """One block's backward pass, or the input part of it; the gradients that it leaves."""
         link, heap = self.chain[at], self.heap
         body = self.graph.body_of[link.block.body]
-        owned = [
-            value.name for name, value in zip(link.block.reads, body.inputs, strict=True)
-            if name in self.sizes and name not in self.incoming and self._keepers.get(name, [-1])[0] == at
-        ]
-        last = at == len(self.chain) - 1
         waits, joins = self._shared(at)
+        held = [
+            flows.take(name) if size else None
+            for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True)
+        ]
+        self._arrived[at] = held
+        numbers = {id(item): number for number, item in enumerate(held) if item is not None}
         passed = link.passes.backward(
-            kind, present=self._present(link), owned=owned, incoming=self.is_last or not last, last=last, waits=waits,
-            joins=joins,
+            kind, present=self._present(link), owned=self._owned(at, {name: found[0] for name, found in self._keepers.items()}),
+            arrivals=[None if item is None else Arrival(numbers[id(item)], item.size, item.held) for item in held],
+            waits=waits, joins=joins,
         )
-        handed, early = (self.returns, passed.edge) if self.is_handed and not at and kind in ("full", "input") else (0, 0)
+        bound = {value.name: name for value, name in zip(body.inputs, link.block.reads, strict=True)}
+        leaving = flows.settle(at, held, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
+        handed = flows.handed(leaving)
+        early = sum(flow.storage.size for flow in handed if flow.there)
         heap.passing(activations=passed.peak[0] - early, gradients=passed.peak[1], buffers=early)
-        heap.add("activations", passed.after[0] - handed)
-        heap.add("gradients", passed.after[1])
-        heap.add("buffers", handed)
+        self._add(link, passed, sum(flow.storage.size for flow in handed))
+        return leaving
+
+    def _run_weights(self, at: int, carried: int) -> Pass:
+        """The weight part of one block's backward pass."""
+        link = self.chain[at]
+        body = self.graph.body_of[link.block.body]
+        waits, joins = self._shared(at)
+        held = self._arrived.get(at, [None] * len(link.block.writes))
+        numbers = {id(item): number for number, item in enumerate(held) if item is not None}
+        passed = link.passes.backward(
+            "weight", present=self._present(link), owned=self._owned(at, self._weight_owners),
+            arrivals=[
+                None if item is None else Arrival(numbers[id(item)], item.size, item.outlives(at)) for item in held
+            ],
+            reached=self._reached[at],
+            returned=[
+                value.name for value, name in zip(body.inputs, link.block.reads, strict=True) if name in self._sent_back
+            ],
+            carried=carried, waits=waits, joins=joins,
+        )
+        self.heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
+        self._add(link, passed, 0)
+        return passed
+
+    def _let_tail_go(self) -> None:
+        """After the input part, what no node leads to from which a parameter's gradient is still to be made."""
+        owners = {name: found[-1] for name, found in self._keepers.items() if name not in self._weight_owners}
+        for at, link in enumerate(self.chain):
+            nodes, _ = link.passes.paths.reached(self._reached[at])
+            if link.reached and len(nodes) < sum(primitive.differentiable for primitive in link.passes.primitives):
+                passed = link.passes.backward("tail", owned=self._owned(at, owners), reached=self._reached[at])
+                self._add(link, passed, 0)
+
+    def _add(self, link: _Link, passed: Pass, handed: int) -> None:
+        """What a pass leaves behind, of which so many bytes are a neighbour's receive buffer."""
+        self.heap.add("activations", passed.after[0] - handed)
+        self.heap.add("gradients", passed.after[1])
+        self.heap.add("buffers", handed)
         self.root.units[link.unit].own += passed.after[1]
         self._fresh[link.unit] += passed.after[1]
+
+    def _owned(self, at: int, owner: Mapping[str, int]) -> list[str]:
+        """Inputs of a block that nothing else holds once it lets go of them."""
+        link = self.chain[at]
+        return [
+            value.name for name, value in zip(link.block.reads, self.graph.body_of[link.block.body].inputs, strict=True)
+            if self._is_own(name) and owner.get(name, -1) == at
+        ]
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a block of the stage has made the value."""
+        return name in self.sizes and name not in self.incoming
+
+    @cached_property
+    def _weight_owners(self) -> dict[str, int]:
+        """By value that the weight part still finds kept, the last block to let go of it; -1 where only the end of the whole
+        stage's graph does."""
+        owners: dict[str, int] = {}
+        for at, link in enumerate(self.chain):
+            held, retained = link.passes.paths.holds(self._reached[at])
+            values = [value.name for value in self.graph.body_of[link.block.body].inputs]
+            for name, value in zip(link.block.reads, values, strict=True):
+                if value in held:
+                    owners[name] = -1 if value in retained or owners.get(name) == -1 else at
+        return owners
+
+    def _find_reached(self) -> list[frozenset[str]]:
+        """By block, its outputs to which the nodes lead that make gradients of later blocks' parameters."""
+        wanted: set[str] = set()
+        found: list[frozenset[str]] = []
+        for link in reversed(self.chain):
+            body = self.graph.body_of[link.block.body]
+            outputs = frozenset(
+                value for value, name in zip(link.passes.local.outputs, link.block.writes, strict=True) if name in wanted
+            )
+            found.append(outputs)
+            _, inputs = link.passes.paths.reached(outputs)
+            wanted |= {name for value, name in zip(body.inputs, link.block.reads, strict=True) if value.name in inputs}
+        return found[::-1]
 
     def _let_context_go(self, at: int) -> None:
         for name in self.chain[at].block.reads:
@@ -254,73 +358,3 @@ class StageReplay:
         return tuple(
             frozenset(local for local, fqn in link.block.parameters if fqn in found) for found in (waits, joins)
         )  # type: ignore[return-value]
-
-
-def _value_bytes(bodies: Bodies) -> dict[str, int]:
-    """Bytes of one rank's part of every value that a block writes."""
-    plan, graph = bodies.plan, bodies.graph
-    sizes: dict[str, int] = {}
-    for block in graph.blocks:
-        placement = plan.placements[block.body]
-        for name, placed in zip(block.writes, placement.outputs, strict=True):
-            sizes[name] = local_type(graph.activation_types[name], placed, placement.degree).size_bytes(plan.batch.micro)
-    return sizes
-
-
-def _context(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, int]:
-    """Values of the context that a stage makes for one micro-batch: by name, bytes of the storages of its own."""
-    graph = bodies.graph
-    local = localise(graph.context, None, bodies.plan.batch.micro)
-    given = {value.name for value in (*graph.context.inputs, *graph.context.buffers)}
-    read = {name for block in blocks for name in block.reads}
-    return {
-        name: local.storage_bytes(local.root[name]) for name in graph.context.outputs
-        if name in read and local.root[name] == name and name not in given
-    }
-
-
-def _units(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit], list[int]]:
-    """The stage's units, and each block's; blocks that share a parameter are one."""
-    blocks = graph.blocks[stage.first : stage.last]
-    unit_of: list[int] = []
-    owner: dict[str, int] = {}
-    members: list[list[int]] = []
-    for at, block in enumerate(blocks):
-        names = [fqn for _, fqn in block.parameters]
-        shared = next((owner[fqn] for fqn in names if fqn in owner), None)
-        unit = len(members) if shared is None else shared
-        if shared is None:
-            members.append([])
-        members[unit].append(at)
-        unit_of.append(unit)
-        owner |= {fqn: unit for fqn in names if fqn not in owner}
-    units = [
-        _unit(plan, graph, [blocks[at] for at in group], stage.decisions[group[0]].zero, group[-1]) for group in members
-    ]
-    return units, unit_of
-
-
-def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, ends: int) -> Unit:
-    world = min(plan.zero_group, plan.mesh.data) if zero else 1
-    seen: set[str] = set()
-    parameters, partial = [], 0
-    for block in blocks:
-        body = graph.body_of[block.body]
-        bound = dict(block.parameters)
-        for value, placed in zip(body.parameters, plan.placements[block.body].parameters, strict=True):
-            if bound[value.name] in seen:
-                continue
-            seen.add(bound[value.name])
-            sizes = local_type(value.type, placed, plan.mesh.tensor).sizes(1)
-            whole = 1
-            for size in sizes:
-                whole *= size
-            shard = shard_elements(sizes, world)
-            known = graph.parameter_of[bound[value.name]]
-            parameters.append(UnitParameter(whole, shard, known.decay, known.trainable))
-            if placed.state == "shared" and plan.mesh.tensor > 1 and known.trainable:
-                partial += shard
-    return Unit(
-        tuple(parameters), zero, world, zero > 0 and plan.zero_group < plan.mesh.data, WORKING_BYTES[plan.precision],
-        MASTER_BYTES[plan.precision], ends, partial,
-    )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cost_models.memory import MASTER_BYTES
+from planner.costing.expressions import in_emitted_order
 from planner.costing.local import localise
 from planner.ir.costed import Recompute
 from planner.ir.graph import Body, ModelGraph
@@ -36,18 +37,19 @@ def block_calls(plan: Plan, graph: ModelGraph, stages: Sequence[StagePlan]) -> C
 
 
 def repeated_nodes(body: Body, placement: BodyPlacement, batch: int, recompute: Recompute) -> frozenset[str]:
-    """Names of the nodes that the backward pass runs again.
+    """Names of the nodes that the backward pass runs again, and of what conversions make.
 
-    Under ``full``: those up to the last that keeps something for the backward pass; torch's checkpoint stops there
-    (torch/utils/checkpoint.py, ``set_checkpoint_early_stop``).
+    Under ``full``: those up to the last, as the program runs them, that keeps something for the backward pass; torch's
+    checkpoint stops there (torch/utils/checkpoint.py, ``set_checkpoint_early_stop``).
     """
     if recompute == "none":
         return frozenset()
     if recompute == "selective":
         return frozenset(recompute_region(body))
-    steps = localise(body, placement, batch).steps
+    steps = in_emitted_order(localise(body, placement, batch)).steps
     last = max((at for at, step in enumerate(steps) if step.kept or step.extra_bytes), default=-1)
-    return frozenset(step.node.name for step in steps[: last + 1] if step.node is not None)
+    again = steps[: last + 1]
+    return frozenset(name for step in again for name in ([step.node.name] if step.node is not None else step.outputs))
 
 
 def partial_gradient_call(plan: Plan, place: Place, units: Sequence[Unit]) -> Calls:

@@ -159,9 +159,8 @@ def _layer_norm(call: _Call) -> Saved:
     normalized = call.arguments["normalized_shape"]
     width = len(normalized) if isinstance(normalized, tuple) else 1
     rows = math.prod(call.operands[0].sizes[: len(call.operands[0].sizes) - width])
-    copy = 0 if call.operands[0].contiguous else call.operands[0].size_bytes
     statistics = 2 * rows * DTYPE_BYTES[call.operands[0].dtype]
-    return Saved(() if copy else (0, *range(1, len(call.operands))), (), statistics + copy)
+    return Saved((0, *range(1, len(call.operands))), (), statistics)
 
 
 def _rms_norm(call: _Call) -> Saved:

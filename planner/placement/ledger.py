@@ -29,7 +29,8 @@ def collectives(
 
     ``repeated`` names the nodes that recomputation runs again in the backward pass: the body's nodes up to some point,
     or a region. Collectives inside them, and of the conversions that they are the first to read, are repeated there; a
-    conversion at the edge of a region is kept. What a ``shared`` parameter sums once a step is not the block's.
+    conversion at the edge of a region is kept, unless it is named itself (``value -> placement``). What a ``shared``
+    parameter sums once a step is not the block's.
     """
     if degree == 1:
         return (), ()
@@ -37,7 +38,11 @@ def collectives(
     inner = tuple(_internal(body, placement, batch))
     everything = bool(body.nodes) and body.nodes[0].name in repeated
     again = [
-        *(passes for edge, passes in steps if edge.reader in repeated and (everything or edge.name in repeated)),
+        *(
+            passes for edge, passes in steps
+            if f"{edge.name} -> {edge.target}" in repeated
+            or (edge.reader in repeated and (everything or edge.name in repeated))
+        ),
         *(passes for node, passes in inner if node in repeated),
     ]
     performed = [passes for _, passes in (*steps, *inner)]

@@ -47,6 +47,15 @@ CASES = [
     ("nameless", "bf16", Row(
         tensor=2, pipeline=2, data=2, accumulation=2, zero="mixed", recompute="mixed", sequence_parallel=True,
     )),
+    # Backward passes in two parts: values that are passed on, gradients in one storage, parameters without dims.
+    ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
+    ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", microbatch=2)),
+    ("corners", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("corners", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-zero-bubble")),
+    # A peak that moves as micro-batches are added; a value that a stage's function holds to its end; tensors that lie askew.
+    ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
+    ("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
+    ("odd", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full")),
 ]
 
 
@@ -76,13 +85,20 @@ def test_each_category_is_what_is_allocated(
             assert predicted.at[name] == bytes_, f"rank {rank}, {name}: predicted {predicted.at[name]}, rehearsed {bytes_}"
 
 
-@pytest.mark.parametrize("row", [
+LONG = [("gpt", "bf16", row) for row in (
     Row(data=2, zero=3, accumulation=16), Row(pipeline=2, accumulation=16), Row(pipeline=2, schedule="gpipe", accumulation=16),
     Row(pipeline=2, schedule="interleaved-1f1b", accumulation=16),
     Row(pipeline=2, schedule="zbv", accumulation=16, data=2, zero=2),
     Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=16),
-], ids=lambda row: row.label)
-def test_a_long_step_is_what_two_short_ones_say(row: Row) -> None:
-    graph = graph_of("gpt", "bf16")
-    plan = make_plan(graph, row, precision="bf16")
-    assert [item.at for item in peaks(plan, graph)] == [replay(plan, graph, rank).at for rank in range(row.pipeline)]
+)] + [
+    # Which moment holds the most changes on the way, and how long 1F1B holds what it has sent.
+    ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=16)),
+    ("corners", "fp64", Row(pipeline=4, data=2, zero=2, accumulation=16, microbatch=3)),
+]
+
+
+@pytest.mark.parametrize(("model", "precision", "row"), LONG, ids=[f"{m}-{p}-{row.label}" for m, p, row in LONG])
+def test_a_long_step_is_what_two_short_ones_say(model: str, precision: str, row: Row) -> None:
+    graph = graph_of(model, precision)
+    plan = make_plan(graph, row, precision=precision)
+    assert list(peaks(plan, graph)) == [replay(plan, graph, rank) for rank in range(row.pipeline)]

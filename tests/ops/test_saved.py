@@ -83,6 +83,16 @@ def test_attention(dtype: str, dropout: float, grouped: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_norm_keeps_what_does_not_lie_in_order_as_it_is(dtype: str) -> None:
+    norm = Node(
+        "o", "layer_norm", (("input", Ref("qt")), ("normalized_shape", (8,)), ("weight", None), ("bias", None), ("eps", 1e-5)),
+        (TensorType((2, 4, 16, 8), dtype),), differentiable=True,
+    )
+    body = heads(dtype, HEADS, (norm,))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_eager_attention_copies_what_strides_forbid(dtype: str) -> None:
     across = Node("kk", "transpose.int", (("self", Ref("kt")), ("dim0", 2), ("dim1", 3)),
                   (TensorType((2, 4, 8, 16), dtype),), differentiable=True)

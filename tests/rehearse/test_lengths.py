@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from codegen import emit
 from runtime.rehearsal_length import lengths, on_line
-from tests.matrix.build import Row
+from tests.costing.test_ledger_memory import graph_of
+from tests.matrix.build import Row, make_plan
 from tests.rehearse.programs import written
 from tests.rehearse.server import Server
 
@@ -24,6 +26,10 @@ ROWS = [
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
     ("gpt", Row(pipeline=2, accumulation=7, data=2, zero=1, schedule="zbv")),
 ]
+
+
+MOVES = Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)
+"""Of short steps the last reduction holds the most, of the whole one the activations of all micro-batches."""
 
 
 def test_short_steps_are_run_whole() -> None:
@@ -51,4 +57,13 @@ def test_the_line_is_the_whole_step(server: Server, model: str, row: Row, tmp_pa
     assert lengths(row.schedule, row.pipeline, row.accumulation)[-1] < row.accumulation
     ranks = [0, plan.mesh.devices - 1]
     found = server.rehearse(tmp_path / "program", ranks, ways=(False, True))
+    assert found[::2] == found[1::2]
+
+
+@pytest.mark.slow
+def test_a_peak_that_moves_is_followed(server: Server, tmp_path: Path) -> None:
+    graph = graph_of("corners", "bf16")
+    plan = make_plan(graph, MOVES, precision="bf16")
+    emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
+    found = server.rehearse(tmp_path / "program", [0, 2, 4, 6], ways=(False, True))
     assert found[::2] == found[1::2]

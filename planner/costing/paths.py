@@ -1,0 +1,105 @@
+"""Which way the gradients of parameters and those of inputs go through a block: what a split backward pass is divided by.
+
+torch's zero-bubble schedules run the nodes on the way to a stage's inputs first and keep what came into every node where the
+way from a parameter ends (``torch/distributed/pipelining/_backward.py``, ``get_param_groups``); from there the weight part
+runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+from planner.costing.local import LocalBody
+from planner.costing.primitives import PART, PASS, ROWS, Primitive
+
+
+class Paths:
+    """Of one placed body and its primitives."""
+
+    def __init__(self, local: LocalBody, primitives: Sequence[Primitive]) -> None:
+        self._local, self._primitives = local, primitives
+        self._inputs = frozenset(value.name for value in local.body.inputs)
+
+    @cached_property
+    def _meetings(self) -> tuple[Mapping[str, frozenset[str]], Mapping[int, frozenset[str]]]:
+        """Values that are made of parameters alone, with these; and the primitives in which such a value meets the path of the
+        inputs, with the parameters that come together there."""
+        derived = {value.name: frozenset({value.name}) for value in self._local.body.parameters}
+        meetings: dict[int, frozenset[str]] = {}
+        for at, primitive in enumerate(self._primitives):
+            reads = [value for value, made in primitive.reads if made is not None]
+            names = frozenset(name for value in reads for name in derived.get(value, ()))
+            if reads and all(value in derived for value in reads):
+                derived |= {value: names for value, _ in primitive.makes}
+            elif names:
+                meetings[at] = names
+        return derived, meetings
+
+    @property
+    def derived(self) -> Mapping[str, frozenset[str]]:
+        """Values that are made of parameters alone, and of which."""
+        return self._meetings[0]
+
+    @property
+    def joins(self) -> frozenset[int]:
+        """Primitives in which a path from a parameter meets the path of the inputs."""
+        return frozenset(self._meetings[1])
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Those primitives as the weight part of a split pass takes them: by parameter, in the order of the block's modules;
+        parameters that join at one of them are taken together (``_backward.py``, ``get_param_groups``)."""
+        groups: list[set[int]] = []
+        for name in in_module_order([value.name for value in self._local.body.parameters]):
+            nodes = {at for at, names in self._meetings[1].items() if name in names}
+            first = next((group for group in groups if group & nodes), None)
+            if first is None and nodes:
+                groups.append(nodes)
+            elif first is not None:
+                first |= nodes
+        return tuple(tuple(sorted(group)) for group in groups)
+
+    @cached_property
+    def handed_on(self) -> Mapping[str, str]:
+        """By value made of one parameter alone, that parameter, where its gradient is the value's own."""
+        found: dict[str, str] = {}
+        for primitive in self._primitives:
+            for value, made in primitive.reads:
+                if made in (PASS, PART, ROWS) and value in self.derived:
+                    found |= {result: found.get(value, value) for result, _ in primitive.makes if result in self.derived}
+        return found
+
+    def reached(self, outputs: Collection[str]) -> tuple[frozenset[int], frozenset[str]]:
+        """Primitives, and differentiable inputs, that the graph of the weight part still leads to, where nodes of later blocks
+        lead to ``outputs``."""
+        wanted, nodes = set(outputs), set[int]()
+        for at in range(len(self._primitives) - 1, -1, -1):
+            primitive = self._primitives[at]
+            if primitive.differentiable and (at in self.joins or any(value in wanted for value, _ in primitive.makes)):
+                nodes.add(at)
+                wanted |= {value for value, made in primitive.reads if made is not None}
+        return frozenset(nodes), frozenset(wanted & self._inputs)
+
+    def holds(self, outputs: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """Inputs that the graph of the weight part keeps, and those of them that it keeps until the whole stage's is done:
+        nodes that run let go of what they keep, others live as long as a later block's (to ``outputs``) leads to them."""
+        held, retained = set[str](), set[str]()
+        for at in self.reached(outputs)[0]:
+            kept = {self._local.root.get(value, value) for value in self._primitives[at].keeps} & self._inputs
+            held |= kept
+            retained |= kept if outputs and at not in self.joins else set()
+        return frozenset(held), frozenset(retained)
+
+
+def in_module_order(names: Sequence[str]) -> list[str]:
+    """Dotted names as ``nn.Module.parameters`` gives them: a module's own, then those of its parts, part by part."""
+    def walk(items: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+        own = [name for name, rest in items if len(rest) == 1]
+        parts: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        for name, rest in items:
+            if len(rest) > 1:
+                parts.setdefault(rest[0], []).append((name, rest[1:]))
+        return [*own, *(name for part in parts.values() for name in walk(part))]
+
+    return walk([(name, tuple(name.split("."))) for name in names])

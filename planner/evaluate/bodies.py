@@ -1,0 +1,127 @@
+"""What the stages of a plan are made of: placed bodies with their passes, bytes of values, FSDP2's units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cost_models.memory import MASTER_BYTES, WORKING_BYTES, shard_elements
+from planner.costing.local import LocalBody, localise
+from planner.costing.passes import BlockPasses
+from planner.evaluate.units import Unit, UnitParameter
+from planner.ir.costed import Recompute
+from planner.ir.graph import Block, ModelGraph
+from planner.ir.placement import local_type
+from planner.ir.plan import Plan, StagePlan
+
+
+@dataclass
+class Bodies:
+    """A plan's placed bodies, and their passes by recomputation level."""
+
+    plan: Plan
+    graph: ModelGraph
+    _passes: dict[tuple[str, Recompute], BlockPasses] = field(default_factory=dict)
+    _locals: dict[str, LocalBody] = field(default_factory=dict)
+
+    def local(self, body: str) -> LocalBody:
+        if body not in self._locals:
+            placement = self.plan.placements[body]
+            self._locals[body] = localise(self.graph.body_of[body], placement, self.plan.batch.micro)
+        return self._locals[body]
+
+    @cached_property
+    def taken_over(self) -> frozenset[str]:
+        """Values whose variable in the stage's function is taken over by what their last reader writes: a value of the same
+        type. Others have theirs until the function returns."""
+        graph = self.graph
+        last_reader = {name: at for at, block in enumerate(graph.blocks) for name in block.reads}
+        differentiable = {
+            name: value in graph.body_of[block.body].differentiable for block in graph.blocks
+            for name, value in zip(block.writes, graph.body_of[block.body].outputs, strict=True)
+        }
+        types = {name: (type_, differentiable[name]) for name, type_ in graph.activation_types.items()}
+        found: set[str] = set()
+        for at, block in enumerate(graph.blocks):
+            free = [name for name in block.reads if name in types and last_reader[name] == at]
+            for name in block.writes:
+                heir = next((old for old in free if types[old] == types[name]), None)
+                if heir is not None:
+                    free.remove(heir)
+                    found.add(heir)
+        return frozenset(found)
+
+    def passes(self, body: str, recompute: Recompute) -> BlockPasses:
+        if (body, recompute) not in self._passes:
+            self._passes[body, recompute] = BlockPasses(self.local(body), recompute)
+        return self._passes[body, recompute]
+
+def value_bytes(bodies: Bodies) -> dict[str, int]:
+    """Bytes of one rank's part of every value that a block writes."""
+    plan, graph = bodies.plan, bodies.graph
+    sizes: dict[str, int] = {}
+    for block in graph.blocks:
+        placement = plan.placements[block.body]
+        for name, placed in zip(block.writes, placement.outputs, strict=True):
+            sizes[name] = local_type(graph.activation_types[name], placed, placement.degree).size_bytes(plan.batch.micro)
+    return sizes
+
+
+def context_bytes(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, int]:
+    """Values of the context that a stage makes for one micro-batch: by name, bytes of the storages of its own."""
+    graph = bodies.graph
+    local = localise(graph.context, None, bodies.plan.batch.micro)
+    given = {value.name for value in (*graph.context.inputs, *graph.context.buffers)}
+    read = {name for block in blocks for name in block.reads}
+    return {
+        name: local.storage_bytes(local.root[name]) for name in graph.context.outputs
+        if name in read and local.root[name] == name and name not in given
+    }
+
+
+def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit], list[int]]:
+    """The stage's units, and each block's; blocks that share a parameter are one."""
+    blocks = graph.blocks[stage.first : stage.last]
+    unit_of: list[int] = []
+    owner: dict[str, int] = {}
+    members: list[list[int]] = []
+    for at, block in enumerate(blocks):
+        names = [fqn for _, fqn in block.parameters]
+        shared = next((owner[fqn] for fqn in names if fqn in owner), None)
+        unit = len(members) if shared is None else shared
+        if shared is None:
+            members.append([])
+        members[unit].append(at)
+        unit_of.append(unit)
+        owner |= {fqn: unit for fqn in names if fqn not in owner}
+    units = [
+        _unit(plan, graph, [blocks[at] for at in group], stage.decisions[group[0]].zero, group[-1]) for group in members
+    ]
+    return units, unit_of
+
+
+def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, ends: int) -> Unit:
+    world = min(plan.zero_group, plan.mesh.data) if zero else 1
+    seen: set[str] = set()
+    parameters, partial = [], 0
+    for block in blocks:
+        body = graph.body_of[block.body]
+        bound = dict(block.parameters)
+        for value, placed in zip(body.parameters, plan.placements[block.body].parameters, strict=True):
+            if bound[value.name] in seen:
+                continue
+            seen.add(bound[value.name])
+            sizes = local_type(value.type, placed, plan.mesh.tensor).sizes(1)
+            whole = 1
+            for size in sizes:
+                whole *= size
+            shard = shard_elements(sizes, world)
+            known = graph.parameter_of[bound[value.name]]
+            parameters.append(UnitParameter(whole, shard, known.decay, known.trainable))
+            if placed.state == "shared" and plan.mesh.tensor > 1 and known.trainable:
+                partial += shard
+    return Unit(
+        tuple(parameters), zero, world, zero > 0 and plan.zero_group < plan.mesh.data, WORKING_BYTES[plan.precision],
+        MASTER_BYTES[plan.precision], ends, partial,
+    )

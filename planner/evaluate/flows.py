@@ -1,0 +1,143 @@
+"""Gradients on their way through the blocks of one stage, and the storages that they lie in: several may share one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.costing.storages import Leaving
+from planner.evaluate.heap import Category, Heap
+
+
+@dataclass(eq=False)
+class Held:
+    """A storage. ``category``: what it counts as, None for what was received; ``references``: gradients on their way that lie
+    in it; ``waits``: blocks whose weight part will read it; ``returned``: it goes on to the stage before."""
+
+    size: int
+    category: Category | None
+    references: int = 0
+    waits: set[int] = field(default_factory=set)
+    returned: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether something holds it besides the block that has just taken it."""
+        return self.category is None or self.references > 0 or bool(self.waits)
+
+    def outlives(self, at: int) -> bool:
+        """Whether something holds it still when the weight part of a block is done (they go first to last)."""
+        return self.category is None or self.returned or any(other > at for other in self.waits)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A gradient of a value: ``size`` bytes of a storage. ``straight``: it lies in memory as the value does; ``new``: the
+    block that left it made its storage; ``there``: at that block's peak."""
+
+    name: str
+    storage: Held
+    size: int
+    straight: bool = True
+    new: bool = False
+    there: bool = False
+
+
+class Flows:
+    """Those of one backward pass. ``sizes``: bytes of values; ``incoming``: those that the stage has received, whose gradients
+    are sent back, as ``category``; ``readers``: by value, the first block that leaves a gradient of it."""
+
+    def __init__(
+        self, heap: Heap, sizes: Mapping[str, int], incoming: Collection[str], readers: Mapping[str, int], category: Category,
+    ) -> None:
+        self.heap, self.sizes, self.incoming, self.readers, self.category = heap, sizes, incoming, readers, category
+        self._now: dict[str, Flow] = {}
+        self._at = 0
+
+    def begin(self, name: str, size: int, category: Category | None) -> None:
+        """A gradient that the pass begins with, in a storage of its own that is counted already."""
+        self._now[name] = Flow(name, Held(size, category, 1), size)
+
+    def take(self, name: str) -> Held | None:
+        """The storage of a value's gradient, which the value's block now runs with; None: it has none."""
+        flow = self._now.pop(name, None)
+        if flow is None:
+            return None
+        flow.storage.references -= 1
+        return flow.storage
+
+    def settle(
+        self, at: int, arrived: Sequence[Held | None], leaving: Sequence[tuple[str, Leaving]], waiting: Collection[int],
+    ) -> list[Flow]:
+        """What a block has done with the storages that ``arrived``, by number, and the gradients that it leaves, by value."""
+        self._at = at
+        for number in waiting:
+            storage = arrived[number]
+            assert storage is not None
+            storage.waits.add(at)
+        made: dict[int, Held] = {}
+        flows = []
+        for name, item in leaving:
+            new = item.arrived < 0
+            held = made.setdefault(item.made, Held(item.size, "activations")) if new else arrived[item.arrived]
+            assert held is not None
+            held.references += 1
+            flows.append(Flow(name, held, self.sizes[name], item.straight, new, item.there))
+        return flows
+
+    def _final(self, flow: Flow) -> bool:
+        """Whether no block before the present one adds to the gradient of what the stage has received."""
+        return flow.name in self.incoming and self.readers.get(flow.name, self._at) >= self._at
+
+    def handed(self, leaving: Sequence[Flow]) -> list[Flow]:
+        """Those that are another stage's receive buffers from the moment that they were made, one of each storage."""
+        found: dict[int, Flow] = {}
+        for flow in leaving:
+            alone = flow.name not in self._now and self._final(flow) and flow.new
+            if self.category != "activations" and alone and flow.storage.category is not None:
+                found[id(flow.storage)] = flow
+        for flow in found.values():
+            flow.storage.category = self.category
+        return list(found.values())
+
+    def leave(self, flow: Flow, *, copies: bool) -> None:
+        """A block's gradient of a value joins what there is of it. ``copies``: leaves of the graph take over only what lies
+        in memory as they do and what nothing else refers to (``accumulate_grad.h``, ``accumulateGrad``)."""
+        final = self._final(flow)
+        earlier = self._now.pop(flow.name, None)
+        if earlier is not None:
+            total = self._make(flow.name, flow.size, final)
+            self._drop(earlier)
+            self._drop(flow)
+            flow = total
+        self._now[flow.name] = flow
+        if copies and final and (not flow.straight or flow.storage.references > 1 or flow.storage.category is None):
+            self.copy(flow.name)
+
+    def copy(self, name: str) -> None:
+        """A value's gradient in a storage of its own."""
+        flow = self._now[name]
+        self._now[name] = self._make(name, flow.size, True)
+        self._drop(flow)
+
+    def end(self) -> tuple[int, frozenset[str]]:
+        """Gradients that lie where they were received are copied. Bytes of what is sent back, and whose they are."""
+        sent = [name for name in self._now if name in self.incoming]
+        for name in sent:
+            if self._now[name].storage.category is None:
+                self.copy(name)
+        storages = {id(self._now[name].storage): self._now[name].storage for name in sent}
+        for storage in storages.values():
+            storage.returned = True
+        return sum(storage.size for storage in storages.values()), frozenset(sent)
+
+    def _make(self, name: str, size: int, final: bool) -> Flow:
+        category = self.category if final else "activations"
+        self.heap.add(category, size)
+        return Flow(name, Held(size, category, 1), size)
+
+    def _drop(self, flow: Flow) -> None:
+        storage = flow.storage
+        storage.references -= 1
+        if storage.category is not None and not storage.references and not storage.waits:
+            self.heap.add(storage.category, -storage.size)

@@ -1,0 +1,104 @@
+"""Which way gradients go through a block and a stage, and in which order the program runs what it does."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from planner.costing.expressions import in_emitted_order
+from planner.costing.local import localise
+from planner.costing.passes import BlockPasses
+from planner.costing.paths import in_module_order
+from planner.costing.storages import Arrival, Leaving
+from planner.evaluate.bodies import Bodies
+from planner.evaluate.flows import Flows
+from planner.evaluate.heap import Heap
+from tests.costing.test_ledger_memory import graph_of
+from tests.matrix.build import Row, make_plan
+
+SIZE = 5760
+"""Of a value of `odd` for one sample in float64."""
+
+
+def bodies_of(model: str, row: Row) -> Bodies:
+    graph = graph_of(model, "fp64")
+    return Bodies(make_plan(graph, row), graph)
+
+
+def test_parameters_come_as_the_module_gives_them() -> None:
+    module = nn.Module()
+    module.norm, module.up = nn.LayerNorm(2), nn.Linear(2, 3)
+    module.gate = nn.Parameter(module.norm.weight.detach())
+    declared = ["norm.weight", "norm.bias", "up.weight", "up.bias", "gate"]
+    assert in_module_order(declared) == [name for name, _ in module.named_parameters()]
+
+
+def test_groups_are_taken_by_parameter() -> None:
+    paths = BlockPasses(localise(graph_of("corners", "fp64").body_of["_Corner"], None, 1), "none").paths
+    gate, norm, *rest = paths.groups
+    assert len(gate) == len(norm) == 1 and gate > norm and [gate, *sorted(rest)] == [gate, *rest]
+    assert paths.joins == {at for group in paths.groups for at in group}
+
+
+def test_what_is_written_into_an_expression_runs_with_it() -> None:
+    """The second table is looked up where it is added: after the collective of the first."""
+    local = bodies_of("corners", Row(tensor=2, sequence_parallel=True)).local("Embedding")
+    made = [step.outputs[0] for step in in_emitted_order(local).steps]
+    assert made == ["embedded", "ids -> shard(0)", "embedded -> shard(1)", "embedded_2", "x"]
+    assert {step.outputs for step in local.steps} == {step.outputs for step in in_emitted_order(local).steps}
+
+
+def test_a_stage_holds_what_no_variable_takes_over() -> None:
+    """The value that begins without a gradient is another kind than what follows it."""
+    bodies = bodies_of("odd", Row())
+    first, second = bodies.graph.blocks[0].writes
+    assert first in bodies.taken_over and second not in bodies.taken_over
+
+
+def test_parts_of_what_was_joined_leave_in_one_storage() -> None:
+    passes = BlockPasses(localise(graph_of("odd", "fp64").body_of["Head"], None, 1), "none")
+    one, other = passes.backward("input").leaving
+    assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.straight
+
+
+def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
+    """Both gradients lie in what the block made: one is sent back, the other is added to."""
+    heap = Heap()
+    flows = Flows(heap, {"a": SIZE, "b": SIZE}, {"a", "b"}, {"a": 0, "b": 2}, "activations")
+    heap.add("activations", 2 * SIZE)
+    leaving = [("a", Leaving("a", 2 * SIZE, -1, 7, False, True)), ("b", Leaving("b", 2 * SIZE, -1, 7, False, True))]
+    for flow in flows.settle(2, [], leaving, ()):
+        flows.leave(flow, copies=False)
+    assert heap.total == 2 * SIZE
+    storage = flows.take("a")
+    assert storage is not None and storage.held  # By the gradient of b.
+    heap.add("activations", SIZE)
+    (flow,) = flows.settle(0, [storage], [("a", Leaving("a", SIZE, -1, 3, True, True))], {0})
+    flows.leave(flow, copies=False)
+    assert flows.end() == (3 * SIZE, {"a", "b"}) and heap.total == 3 * SIZE
+    assert storage.outlives(0)  # It is on its way to the stage before.
+
+
+def test_a_leaf_takes_over_only_what_lies_as_it_does() -> None:
+    heap = Heap()
+    flows = Flows(heap, {"a": SIZE}, {"a"}, {"a": 0}, "activations")
+    heap.add("activations", 2 * SIZE)
+    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, False, True))], ())
+    flows.leave(flow, copies=True)
+    assert heap.total == SIZE and heap.most == 3 * SIZE and flows.end() == (SIZE, {"a"})
+
+
+def test_a_gradient_that_is_held_elsewhere_is_not_counted_twice() -> None:
+    passes = BlockPasses(localise(graph_of("gpt", "fp64").bodies[1], None, 1), "none")
+    (size,) = passes.gradient_bytes
+    own, held = (passes.backward("input", arrivals=[Arrival(0, size, other)]).after[0] for other in (False, True))
+    assert held - own == (0 if passes.backward("input").waiting else size)
+
+
+def test_phases_have_peaks_of_their_own() -> None:
+    heap = Heap()
+    heap.add("activations", 5)
+    heap.turn()
+    heap.add("activations", -3)
+    heap.passing(buffers=1)
+    heap.turn()
+    assert [phase.most for phase in heap.phases] == [5, 5] and heap.most == 2
