@@ -24,8 +24,8 @@ from planner.solver import highs_module
 
 MOST_ACTIONS = 10_000
 """Schedules with more actions are not mixed: it would take too long."""
-SECONDS_OF_ACTION = 4e-4
-"""What an action costs on a core of today, about: whether to begin, is all that it decides."""
+SECONDS, OF_ACTIONS, GROWTH = 0.05, 512, 1.5
+"""What so many actions take on a core of today, about, and how it grows: whether to begin is all that it decides."""
 
 
 GRAIN = 1e-4
@@ -46,7 +46,7 @@ _dependencies = lru_cache(maxsize=64)(dependencies)
 def mixing_seconds(shape: Shape) -> float:
     """About what the method takes; infinite for schedules that are too long, and where the solver is missing."""
     actions = (3 if shape.splits_backward else 2) * shape.stages * shape.microbatches
-    return SECONDS_OF_ACTION * actions if actions <= MOST_ACTIONS and highs_module() is not None else math.inf
+    return SECONDS * (actions / OF_ACTIONS) ** GROWTH if actions <= MOST_ACTIONS and highs_module() is not None else math.inf
 
 
 def best_mixture(
