@@ -26,8 +26,6 @@ MOST_ACTIONS = 10_000
 """Schedules with more actions are not mixed: it would take too long."""
 SECONDS, OF_ACTIONS, GROWTH = 0.05, 512, 1.5
 """What so many actions take on a core of today, about, and how it grows: whether to begin is all that it decides."""
-
-
 GRAIN = 1e-4
 """Times are counted in a mixture by multiples of this."""
 
