@@ -104,14 +104,14 @@ class Branches:
             answer, agreed = counts.look(effort)
             bound = max(bound, min(answer.bound, target_s))
             bounds.append(bound)
-            if len(bounds) == UNTIL_MIXED + 1:
-                counts.mix(effort)
             if (answer.values is None and not answer.optimal) or (time.perf_counter() > effort.deadline and bound < target_s):
                 self._push(bound, branch)
                 return target_s
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
                 return target_s
+            if len(bounds) == UNTIL_MIXED + 1 and not agreed:
+                counts.mix(effort)
         assert counts.values is not None
         parts = self._parts(counts.values)
         if parts is None:

@@ -12,10 +12,10 @@ Constraints  sum over a of x = sum over z of y = n; every run is used up; every 
 Objective    T + R, least.
 
 Every plan is a point of it, so its optimum is a bound. Three looks, each closer: all variables real (:data:`RELAXED`), n whole
-(:data:`COUNTED`), and x and y whole with the transients of what they choose (:data:`EXACT`), where nothing is left out. (The
-first two take the least transient there is.) The schedule is a fixed graph of actions, so the length of the pipeline is a
-maximum over paths, which are linear in the times: the solution is simulated, its critical path is added, until the simulation
-agrees. Paths are valid for all times of a schedule, so candidates share them.
+(:data:`COUNTED`), and x and y whole with the transients of what they choose (:data:`EXACT`), where little is left out
+(docs/search.md). (The first two take the least transient there is.) The schedule is a fixed graph of actions, so the length of
+the pipeline is a maximum over paths, which are linear in the times: the solution is simulated, its critical path is added,
+until the simulation agrees. Paths are valid for all times of a schedule, so candidates share them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Counts:
                 loose = 0.0
             paths += [path for path in fresh if path not in paths]
             bounds.append(self.bound)
-            if not whole and len(bounds) == UNTIL_MIXED:
+            if not whole and len(bounds) == UNTIL_MIXED and self.bound < target_s:
                 self.mix(effort)
             if not whole and len(bounds) > PATIENCE and _stuck(bounds, target_s):
                 return False
@@ -212,8 +212,7 @@ class Counts:
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
         if found is not None:
             paths.append(found.path)
-            sends = [0.0] + [self.stream.send_s] * (self.shape.stages - 1)
-            self._simulate(self.layout.times(found.values), float(found.values[TAIL]), sends)
+            self._simulate(self.layout.times(found.values), float(found.values[TAIL]), self._sends)
 
     def forget(self) -> None:
         """What follows is about another part of the solutions."""
@@ -263,8 +262,7 @@ class Counts:
         """The simulated length of the solution, and paths that are longer than it says. Also those of a point between it and
         the best mixture of solutions so far: solutions jump from corner to corner, cuts are deepest near good points (in-out
         separation: Ben-Ameur and Neto 2007, "Acceleration of cutting-plane and column generation algorithms")."""
-        shape = self.shape
-        sends = [0.0] + [self.stream.send_s] * (shape.stages - 1)
+        sends = self._sends
         times, tail_s = self.layout.times(values), float(values[TAIL])
         length, found = self._simulate(times, tail_s, sends)
         if self._core is not None:
@@ -273,6 +271,11 @@ class Counts:
             found = self._simulate(inner, INWARD * core_tail_s + (1 - INWARD) * tail_s, sends)[1] + found
         known = [StageTimes(*map(float, row)) for row in times]
         return length, [path for path in found if path.seconds(known, sends) > values[LENGTH] * (1 + AGREEMENT / 2)]
+
+    @property
+    def _sends(self) -> list[float]:
+        """Seconds over each cut."""
+        return [0.0] + [self.stream.send_s] * (self.shape.stages - 1)
 
     def _simulate(self, times: Floats, tail_s: float, sends: list[float]) -> tuple[float, list[CriticalPath]]:
         shape, stages = self.shape, [StageTimes(*map(float, row)) for row in times]

@@ -256,8 +256,8 @@ class Layout:
 
 
 class Transients:
-    """What blocks hold transiently, exactly as the evaluator counts it: of a rank, the stage with the largest sum of its
-    largest peak and its largest gathered share.
+    """What blocks hold transiently, as the evaluator counts it: of a rank, the stage with the largest sum of its largest peak
+    and its largest gathered share. (Not counted is what the rank's other stages leave under ZeRO 2 and 3, ``lasting_bytes``.)
 
     Columns: Z[r]; P[s], G[s]; marks u in {0, 1}: a pair has a block of a choice. Bytes by the capacity."""
 
