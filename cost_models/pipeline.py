@@ -194,6 +194,36 @@ def _input(action: Action, last_stage: int) -> tuple[tuple[bool, int, int] | Non
     return (False, action.stage + 1, action.microbatch), action.stage + 1
 
 
+@dataclass(frozen=True)
+class _Waves:
+    """The actions in waves, each of which waits for actions of earlier waves only. ``bounds``: the positions of each wave; of
+    every action: ``cost``, ``before`` and ``source`` as in :class:`_Graph` (the number of actions where absent), ``sent``
+    [actions, 1]: 1 where its input comes over a cut. ``last``: of every rank, its last action."""
+
+    bounds: tuple[slice, ...]
+    cost: NDArray[np.int64]
+    before: NDArray[np.int64]
+    source: NDArray[np.int64]
+    sent: NDArray[np.float64]
+    last: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _waves(name: str, pipeline: int, virtual: int, microbatches: int) -> _Waves:
+    graph = _graph(name, pipeline, virtual, microbatches)
+    depth = [0] * (len(graph.cost) + 1)  # Its last place is where NOTHING points to.
+    for at, (before, source) in enumerate(zip(graph.before, graph.source, strict=True)):
+        depth[at] = 1 + max(depth[before], depth[source])
+    order = np.argsort(depth[:-1], kind="stable")
+    place = np.append(np.argsort(order), len(order))
+    ends = np.cumsum(np.bincount(depth[:-1])[1:]).tolist()
+    return _Waves(
+        tuple(slice(first, last) for first, last in zip([0, *ends], ends, strict=False)),
+        np.array(graph.cost)[order], place[np.array(graph.before)[order]], place[np.array(graph.source)[order]],
+        (np.array(graph.cut)[order, None] > 0).astype(float), place[[positions[-1] for positions in graph.positions]],
+    )
+
+
 def simulate(
     name: str,
     pipeline: int,
@@ -240,18 +270,15 @@ def lengths(
 ) -> NDArray[np.float64]:
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
     gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
-    graph = _graph(name, pipeline, virtual, microbatches)
+    waves = _waves(name, pipeline, virtual, microbatches)
     by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
-    durations = np.ascontiguousarray(np.stack(by_kind, axis=-1).reshape(len(times), -1).T)
-    ends = np.empty((len(graph.cost), len(times)))
-    nothing, start = np.zeros(len(times)), np.empty(len(times))
-    for at, (cost, before, source, cut) in enumerate(zip(graph.cost, graph.before, graph.source, graph.cut, strict=True)):
-        begun = nothing if before == NOTHING else ends[before]
-        if source != NOTHING:
-            np.add(ends[source], send_s if cut else 0.0, out=start)
-            begun = np.maximum(begun, start, out=start)
-        np.add(begun, durations[cost], out=ends[at])
-    return np.asarray(ends[[positions[-1] for positions in graph.positions]].max(axis=0))
+    durations = np.stack(by_kind, axis=-1).reshape(len(times), -1).T
+    # One more action, which is never waited for: it has ended when the step begins.
+    ends = np.zeros((len(waves.cost) + 1, len(times)))
+    for wave in waves.bounds:
+        begun = np.maximum(ends[waves.before[wave]], ends[waves.source[wave]] + send_s * waves.sent[wave])
+        np.add(begun, durations[waves.cost[wave]], out=ends[wave])
+    return np.asarray(ends[waves.last].max(axis=0))
 
 
 def _durations(times: Sequence[StageTimes]) -> list[float]:

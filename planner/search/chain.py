@@ -56,6 +56,14 @@ class Chain:
         """Per run, the choices of one block: of recomputation and of ZeRO stages."""
         return tuple((self._recompute_choices(run), self._zero_choices(run)) for run in self.runs)
 
+    @cached_property
+    def repeated(self) -> tuple[object, ...]:
+        """What the runs of several blocks can cost: chains that have it in common differ in single blocks only."""
+        return tuple(
+            (run, *((part.names, part.sums.tobytes(), part.peaks.tobytes()) for part in pair))
+            for run, pair in zip(self.runs, self.single, strict=True) if run.count > 1
+        )
+
     @property
     def possible(self) -> bool:
         """Whether every block has a choice."""

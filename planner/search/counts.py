@@ -78,14 +78,15 @@ class Share:
 
 @dataclass
 class Counts:
-    """One candidate's program. ``bound``: of T + R; ``values``: the last solution; ``core_s``: simulated T + R of the best
-    mixture of solutions since :meth:`forget`."""
+    """One candidate's program. ``bound``: of T + R; ``values``: the last solution, ``simulated_s``: its T + R when simulated;
+    ``core_s``: that of the best mixture of solutions since :meth:`forget`."""
 
     ranks: Ranks
     pool: Pool
     exact: bool = False
     bound: float = 0.0
     values: Floats | None = None
+    simulated_s: float = math.inf
     _program: Program | None = None
     shares: list[Share] = field(default_factory=list)
     _last: int = 0
@@ -139,7 +140,9 @@ class Counts:
                 return True
             # While paths are missing, a part of the way to the target is near enough.
             gap = max(effort.gap, loose * (1 - self.bound / target_s)) if math.isfinite(target_s) else effort.gap
-            answer = program.solve(whole=whole, time_limit_s=left, gap=gap)
+            # With real variables the limit would only make the program hard to solve: its optimum is above it or is not.
+            program.bound_row(self._last, -math.inf, target_s if whole else math.inf)
+            answer = program.solve(whole=whole, time_limit_s=left, gap=gap, limit=target_s)
             if not self._tightened:
                 self.bound = max(self.bound, min(answer.bound, target_s))
             if answer.values is None:
@@ -190,7 +193,8 @@ class Counts:
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
         program.add([self.layout.path_row(path) for path in paths[self._seen :]])
         self._seen = len(paths)
-        answer = program.solve(whole=False, time_limit_s=max(0.0, effort.deadline - time.perf_counter()))
+        left = max(0.0, effort.deadline - time.perf_counter())
+        answer = program.solve(whole=False, time_limit_s=left, limit=effort.target_s)
         if answer.values is None:
             return answer, True
         self.values = answer.values
@@ -207,8 +211,7 @@ class Counts:
         if mixing_seconds(self.shape) > left:
             return
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
-        # Without the limit of T + R the program has a solution, or none however long a step may be.
-        rows = [row for at, row in enumerate(program.rows) if row.lasting and at != self._last]
+        rows = [row for row in program.rows if row.lasting]
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
         if found is not None:
             paths.append(found.path)
@@ -254,7 +257,6 @@ class Counts:
                 return False
             for share in self.shares:
                 self.keep(share)
-            self._program.bound_row(self._last, -math.inf, target_s)
             self._program.add(self.layout.work_rows(self._costs, self._most))
         return self.bound < target_s
 
@@ -265,6 +267,7 @@ class Counts:
         sends = self._sends
         times, tail_s = self.layout.times(values), float(values[TAIL])
         length, found = self._simulate(times, tail_s, sends)
+        self.simulated_s = length + tail_s
         if self._core is not None:
             core_times, core_tail_s = self._core
             inner = INWARD * core_times + (1 - INWARD) * times

@@ -74,6 +74,8 @@ class Program:
     def bound_row(self, index: int, low: float, high: float) -> None:
         """Other sides of a row."""
         row = self.rows[index]
+        if (row.low, row.high) == (low, high):
+            return
         self.rows[index] = Row(low, high, row.columns, row.values)
         if index < self._passed:
             self._highs.changeRowBounds(index, low, high)
@@ -100,8 +102,9 @@ class Program:
         if self._highs is not None:
             self._highs.changeColBounds(index, low, high)
 
-    def solve(self, *, whole: bool, time_limit_s: float, gap: float = 0.0) -> Outcome:
-        """The best values, whole where ``whole`` asks for it, until the relative ``gap`` is proven."""
+    def solve(self, *, whole: bool, time_limit_s: float, gap: float = 0.0, limit: float = math.inf) -> Outcome:
+        """The best values, whole where ``whole`` asks for it, until the relative ``gap`` is proven; with real values also until
+        the objective is known to be above the ``limit``."""
         highspy = highs_module()
         if highspy is None:
             from planner.search.linear_pulp import solve_rows
@@ -111,11 +114,16 @@ class Program:
         highs = self._highs
         highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 0.02))
         highs.setOptionValue("mip_rel_gap", gap)
+        highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
         highs.run()
-        status, information = highs.getModelStatus(), highs.getInfo()
         kinds = highspy.HighsModelStatus
+        if not whole and highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset):
+            self._retry()
+        status, information = highs.getModelStatus(), highs.getInfo()
         if status == kinds.kInfeasible:
             return INFEASIBLE
+        if status == kinds.kObjectiveBound:
+            return Outcome(limit, math.inf, None, True)
         optimal = status == kinds.kOptimal
         bound = information.mip_dual_bound if whole else information.objective_function_value if optimal else -math.inf
         feasible = information.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -123,6 +131,13 @@ class Program:
             return Outcome(bound, math.inf, None, False)
         values = np.array(highs.getSolution().col_value)
         return Outcome(bound, information.objective_function_value, values, optimal)
+
+    def _retry(self) -> None:
+        """The simplex method lost its way in rounding errors: ask an interior point method, which starts anew."""
+        self._highs.clearSolver()
+        self._highs.setOptionValue("solver", "ipm")
+        self._highs.run()
+        self._highs.setOptionValue("solver", "choose")
 
     def _update(self, highspy: Any, whole: bool) -> None:
         """Bring HiGHS' model up to date."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -36,6 +37,15 @@ REPEATS = 4
 
 
 @dataclass(frozen=True)
+class Bundle:
+    """Chains as one: every block may have the choices of any of them."""
+
+    chains: tuple[Chain, ...]
+    stream: Stream
+    works: tuple[Work, ...]
+
+
+@dataclass(frozen=True)
 class Family:
     """The chains of all candidates that share mesh, micro-batch, ZeRO group and choices."""
 
@@ -43,19 +53,28 @@ class Family:
     chains: tuple[Chain, ...]
     cluster: Cluster
 
-    def _stream(self, chains: tuple[Chain, ...]) -> tuple[Stream, tuple[Work, ...]] | None:
-        stream = stream_of(chains, self.candidate.mesh, self.cluster, planning_engine())
-        return None if stream is None else (stream, works(stream, self.candidate.accumulation))
+    def bundles(self, groups: Iterable[Sequence[Chain]]) -> list[Bundle]:
+        """The chains of each group as one."""
+        found = []
+        for group in groups:
+            stream = stream_of(group, self.candidate.mesh, self.cluster, planning_engine())
+            if stream is not None:
+                found.append(Bundle(tuple(group), stream, works(stream, self.candidate.accumulation)))
+        return found
 
     @cached_property
-    def together(self) -> tuple[Stream, tuple[Work, ...]] | None:
-        """All chains as one."""
-        return self._stream(self.chains)
+    def together(self) -> list[Bundle]:
+        """All chains as one, where they can be."""
+        return self.bundles([self.chains])
 
     @cached_property
-    def apart(self) -> tuple[tuple[Stream, tuple[Work, ...]], ...]:
-        """Each chain for itself."""
-        return tuple(pair for pair in (self._stream((chain,)) for chain in self.chains) if pair is not None)
+    def alike(self) -> list[Bundle]:
+        """As one the chains that differ in single blocks only (in most models the two ends): what they share is most of the
+        work of looking at them, and what a mixture of their ends gains is little."""
+        groups: dict[object, list[Chain]] = {}
+        for chain in self.chains:
+            groups.setdefault(chain.repeated, []).append(chain)
+        return self.bundles(groups.values())
 
 
 @dataclass
@@ -98,43 +117,56 @@ class Sketch:
         family = scope.family(self.candidate)
         if family is None:
             return []
-        if not self.counted and family.together is not None:
+        if not self.counted and family.together:
             self.counted = True
-            stream, known = family.together
-            self.bound = max(self.bound, Ranks(stream, shape_of(self.candidate, scope.cluster), known).costs.bound)
+            (bundle,) = family.together
+            ranks = Ranks(bundle.stream, shape_of(self.candidate, scope.cluster), bundle.works)
+            self.bound = max(self.bound, ranks.costs.bound)
             return [self] if self.bound < target_s else []
         return [attempt for attempt in self.attempts(scope) if attempt.bound < target_s]
 
     def attempts(self, scope: Scope) -> list[Attempt]:
-        """Its chains."""
-        family, shape = scope.family(self.candidate), shape_of(self.candidate, scope.cluster)
+        """Its chains, those that are alike as one."""
+        family = scope.family(self.candidate)
         assert family is not None
-        result = []
-        for chain, (stream, known) in zip(family.chains, family.apart, strict=True):
-            task = Task(self.candidate, chain, scope.cluster, scope.request, scope.names)
-            ranks = Ranks(stream, shape, known)
-            result.append(Attempt(task, Counts(ranks, scope.pool, bound=ranks.costs.bound), self.bound))
-        return result
+        return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in family.alike]
 
 
 @dataclass
 class Attempt:
-    """One chain of a candidate under way: first its relaxation, then branches of it. ``bound`` of its step is always valid."""
+    """A chain of a candidate under way, or several as one: first its relaxation, then branches of it. ``bound`` of its step is
+    always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told apart."""
 
-    task: Task
+    tasks: tuple[Task, ...]
     counts: Counts
     bound: float
     slice_s: float = FIRST_SLICE_S
     branches: Branches | None = None
     looks: int = 0
+    mixed: bool = False
     _tried: set[tuple[int, ...]] = field(default_factory=set)
+
+    @staticmethod
+    def of(candidate: Candidate, scope: Scope, bundle: Bundle, bound: float) -> Attempt:
+        """The chains of a bundle; nothing is quicker than ``bound``."""
+        chains = sorted(bundle.chains, key=lambda chain: sum(chain.block_works))
+        tasks = tuple(Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
+        ranks = Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
+        return Attempt(tasks, Counts(ranks, scope.pool, bound=ranks.costs.bound), bound)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
 
+    def apart(self, scope: Scope) -> list[Attempt]:
+        """An attempt for each of its chains."""
+        family = scope.family(self.candidate)
+        assert family is not None
+        bundles = family.bundles((task.chain,) for task in self.tasks)
+        return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in bundles]
+
     def probe(self, report: Look, target_s: float) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
-        cuts = even_cuts(self.task.chain.block_works, self.counts.shape.stages)
+        cuts = even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)
         patterns = Patterns(self.counts.stream, self.counts.shape)
         if not patterns.possible:
             self._cut(cuts, report)
@@ -147,12 +179,12 @@ class Attempt:
 
     @property
     def candidate(self) -> Candidate:
-        return self.task.candidate
+        return self.tasks[0].candidate
 
     @cached_property
     def tied_s(self) -> float:
-        """Seconds of summing tied gradients, wherever the cuts are."""
-        return certain_tied_seconds(self.task)
+        """Seconds of summing tied gradients, wherever the cuts are, at least."""
+        return min(map(certain_tied_seconds, self.tasks))
 
     def advance(self, target: Callable[[], float], deadline: float, gap: float, report: Look) -> bool:
         """One look. ``target()``: what a plan must be quicker than to matter. Returns whether nothing more can be learned."""
@@ -161,8 +193,8 @@ class Attempt:
             self.branches = Branches(self.counts)
 
         def found(counts: Counts) -> float:
-            self._report(counts, report)
-            return target() - self.tied_s
+            self._report(counts, report, target())
+            return -math.inf if self.mixed else target() - self.tied_s
 
         until = min(deadline, time.perf_counter() + self.slice_s)
         unfinished = self.branches.solve(Effort(target() - self.tied_s, until, gap=gap / 4), found)
@@ -170,23 +202,29 @@ class Attempt:
         self.slice_s *= 2
         return not unfinished
 
-    def _report(self, counts: Counts, report: Look) -> None:
-        """The plan of a solution, or one near it."""
-        if counts.exact:
-            prediction = try_stages(self.task, counts.stages(), report)
+    def _report(self, counts: Counts, report: Look, target_s: float) -> None:
+        """The plan of a solution, or one near it; of several chains, whether it may be quicker than the target."""
+        if not counts.exact:
+            self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report)
+        elif len(self.tasks) > 1:
+            self.mixed = counts.simulated_s + self.tied_s < target_s
+        else:
+            prediction = try_stages(self.tasks[0], counts.stages(), report)
             if prediction is not None and not prediction.fits:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
-        else:
-            self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report)
 
     def _cut(self, cuts: tuple[int, ...], report: Look) -> None:
+        """A plan with these cuts, of the quickest chain that has one."""
+        if cuts not in self._tried:
+            self._tried.add(cuts)
+            any(self._fits(task, cuts, report) for task in self.tasks)
+
+    def _fits(self, task: Task, cuts: tuple[int, ...], report: Look) -> bool:
         shape = self.counts.shape
-        if cuts in self._tried:
-            return
-        self._tried.add(cuts)
         for _ in range(REPEATS):
-            prediction = try_stages(self.task, greedy_stages(self.task.chain, shape, cuts), report)
+            prediction = try_stages(task, greedy_stages(task.chain, shape, cuts), report)
             if prediction is None or prediction.fits:
-                return
+                return prediction is not None
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
+        return False

@@ -120,7 +120,11 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
                 attempt.probe(state.report, state.target())
         else:
             state.solved += node.looks == 1
-            if node.advance(state.target, deadline, scope.request.gap, state.report):
+            finished = node.advance(state.target, deadline, scope.request.gap, state.report)
+            if node.mixed:
+                for part in node.apart(scope):
+                    state.push(part)
+            elif finished:
                 state.finished_s = min(state.finished_s, node.bound)
             else:
                 state.push(node)

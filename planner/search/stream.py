@@ -76,10 +76,10 @@ def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Eng
             )
             for one, other in zip(runs, chain.runs, strict=True)
         ]
-    # More compute on a rank that has time can hide more of its gradients: only then may a choice that is worse in all help.
+    # More compute on a rank that has time can hide more of its gradients: only then may recomputation worse in all help.
     keep = engine.gradients_hidden > 0
     single = tuple(
-        (_joined([c.single[at][0] for c in chains], keep), _joined([c.single[at][1] for c in chains], keep))
+        (_joined([c.single[at][0] for c in chains], keep), _joined([c.single[at][1] for c in chains], keep=False))
         for at in range(len(runs))
     )
     costed = chains[0].costed
