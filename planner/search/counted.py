@@ -22,6 +22,7 @@ from planner.evaluate import receive_buffer_bytes
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
+from planner.search.transients import forced_blocks, least_transients, possible_ranks
 from planner.search.works import Work
 
 SAMPLED = 32
@@ -131,16 +132,12 @@ class Ranks:
     @cached_property
     def possible(self) -> NDArray[np.bool_]:
         """[runs, ranks]: whether a rank can have blocks of a run."""
-        possible = np.zeros((len(self.stream.runs), self.shape.pipeline), dtype=bool)
-        for run, (first, last) in enumerate(zip(*self._edges, strict=True)):
-            possible[run, self._frame.rank_of[first : last + 1]] = True
-        return possible
+        return possible_ranks(self.stream, self.shape)
 
     @cached_property
     def forced(self) -> Indices:
-        """[runs, ranks]: blocks of a run that must lie on a rank: all, where the run can be nowhere else."""
-        edges = zip(*self._edges, strict=True)
-        return np.array([_forced(self.stream, self._frame.rank_of, run, *ends) for run, ends in enumerate(edges)])
+        """[runs, ranks]: blocks of a run that must lie on a rank."""
+        return forced_blocks(self.stream, self.possible)
 
     @cached_property
     def before_s(self) -> Floats:
@@ -154,11 +151,9 @@ class Ranks:
         return np.asarray(self.shape.microbatches * self.shape.virtual * self.stream.context_s + known)
 
     @cached_property
-    def peaks(self) -> tuple[Floats, Floats]:
-        """[ranks] each: the least peak of a block, and the least share gathered."""
-        least = [np.array([pair[kind].peaks.min() for pair in self.stream.single])[:, None] for kind in (0, 1)]
-        peak, gathered = (np.where(self.possible, part, np.inf).min(axis=0) for part in least)
-        return peak, gathered
+    def transients(self) -> Floats:
+        """[ranks]: bytes that are held transiently, at least."""
+        return least_transients(self.stream, self.possible)
 
     @cached_property
     def room(self) -> Floats:
@@ -166,7 +161,7 @@ class Ranks:
         stream, shape, frame = self.stream, self.shape, self._frame
         held = sum(forced * work.least_bytes for forced, work in zip(self.forced, self.known, strict=True))
         free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * frame.messages
-        room = (free - self.peaks[0] - self.peaks[1] - held)[frame.rank]
+        room = (free - self.transients - held)[frame.rank]
         beside = stream.crossing_bytes * frame.sent - stream.received_bytes * frame.received
         return np.asarray(room - stream.context_bytes * frame.alive - beside)
 
@@ -213,20 +208,10 @@ class Ranks:
         frame, work = self._frame, self.known[run]
         whole = work.whole(count, alone=self.shape.virtual == 1)
         spare = self._spared(run)[:, None] - frame.least[:, None] * whole.saved
-        spare = spare - np.maximum(whole.peak - self.peaks[0][frame.rank][:, None], 0.0)
-        # Gathered shares beside the least one that the room has lost already.
-        at = np.searchsorted(whole.held, spare + self.peaks[1][frame.rank][:, None], side="right") - 1
-        seconds = np.where(at < 0, np.inf, whole.work_s + whole.traffic_s[np.maximum(at, 0)])
+        # The blocks' own peak and gathered share may be larger than the least transient that the room has lost already.
+        beside = spare + self.transients[frame.rank, None] - whole.peak
+        seconds = whole.work_s + np.maximum(whole.held.seconds(spare), whole.gathered.seconds(beside))
         return self._worst(seconds.min(axis=1))
-
-
-def _forced(stream: Stream, rank_of: Indices, run: int, first: int, last: int) -> NDArray[np.int64]:
-    """[ranks]: blocks of a run that must lie on a rank: all, where the run can be nowhere else."""
-    forced = np.zeros(int(rank_of.max()) + 1, dtype=np.int64)
-    owners = np.unique(rank_of[first : last + 1])
-    if len(owners) == 1:
-        forced[owners[0]] = stream.runs[run].count
-    return forced
 
 
 def _before(

@@ -15,6 +15,7 @@ from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import ONCE, OPTIMIZER, PERSISTENT, SAVED
+from planner.search.transients import Transients, least_transients, possible_ranks
 from planner.search.works import lower_hull
 
 LENGTH, TAIL = 0, 1
@@ -36,6 +37,7 @@ class Layout:
         stream, shape = self.stream, self.shape
         self.passes = 3 if shape.splits_backward else 2
         self.rank_of, self.crosses = shape.ranks, shape.crosses
+        self.least_transients = least_transients(stream, possible_ranks(stream, shape))
         pairs = [
             (stage, run) for stage in range(shape.stages) for run in range(len(stream.runs))
             if stream.first_stage(run, shape.stages) <= stage <= stream.last_stage(run, shape.stages)
@@ -190,7 +192,7 @@ class Layout:
             slot = np.searchsorted(owned, self.stage[members])
             around = self._around(owned)
             if extra is None:
-                around += sum(float(self.peaks[members][self.kind[members] == kind].min()) for kind in (0, 1))
+                around += float(self.least_transients[rank])
             for profile in shape.live(rank):
                 live = np.array(profile, dtype=float)
                 size = self.vectors[members, PERSISTENT] + live[slot] * self.vectors[members, SAVED]
@@ -253,50 +255,3 @@ class Layout:
         columns = np.append(TAIL + 1 + used, LENGTH)
         low, values = sum(path.transfers) * self.stream.send_s, np.append(-counts[used].astype(float), 1.0)
         return Row(low, math.inf, columns, values, False)
-
-
-class Transients:
-    """What blocks hold transiently, as the evaluator counts it: of a rank, the stage with the largest sum of its largest peak
-    and its largest gathered share. (Not counted is what the rank's other stages leave under ZeRO 2 and 3, ``lasting_bytes``.)
-
-    Columns: Z[r]; P[s], G[s]; marks u in {0, 1}: a pair has a block of a choice. Bytes by the capacity."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        shape, base = layout.shape, layout.size
-        self.rank_at = base + np.arange(shape.pipeline)
-        self.peak_at = base + shape.pipeline + np.arange(shape.stages)
-        self.gather_at = self.peak_at + shape.stages
-        first = int(self.gather_at[-1]) + 1
-        self.least = [
-            [float(layout.peaks[(layout.stage == stage) & (layout.kind == kind)].min()) for stage in range(shape.stages)]
-            for kind in (0, 1)
-        ]
-        # A choice that has no more than the least of its stage needs no mark.
-        self.choices = [
-            int(c) for c in range(len(layout.pair)) if layout.peaks[c] > self.least[layout.kind[c]][layout.stage[c]]
-        ]
-        self.mark = {c: first + i for i, c in enumerate(self.choices)}
-        self.marks = np.arange(first, first + len(self.choices))
-        self.size = int(first + len(self.marks) - base)
-
-    def _most(self, choice: int) -> int:
-        run = self.layout.pair_run[self.layout.pair[choice]]
-        stream = self.layout.stream
-        return int(min(stream.runs[run].count, stream.blocks - self.layout.shape.stages + 1))
-
-    def rows(self) -> list[Row]:
-        layout, capacity = self.layout, self.layout.shape.capacity_bytes
-        rows = [
-            Row(-math.inf, 0.0, np.array([layout.choice_at[choice], mark]), np.array([1.0, -float(self._most(choice))]))
-            for choice, mark in self.mark.items()
-        ]
-        for stage in range(layout.shape.stages):
-            columns = np.array([self.rank_at[layout.rank_of[stage]], self.peak_at[stage], self.gather_at[stage]])
-            rows.append(Row(0.0, math.inf, columns, np.array([1.0, -1.0, -1.0])))
-            for kind in (0, 1):
-                rows.append(Row(self.least[kind][stage] / capacity, math.inf, columns[1 + kind : 2 + kind], np.ones(1)))
-            for choice in (c for c in self.choices if layout.stage[c] == stage):
-                members = np.array([columns[1 + layout.kind[choice]], self.mark[choice]])
-                rows.append(Row(0.0, math.inf, members, np.array([1.0, -float(layout.peaks[choice]) / capacity])))
-        return rows

@@ -76,16 +76,13 @@ class Work:
         work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
         saved, peak = ways @ compute.sums[:, SAVED], np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
-        held = shared @ traffic.sums[:, PERSISTENT] + ways[0].sum() * self._persistent
+        held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
         # Only where all blocks share one stage does the largest gathered share meet the largest peak.
-        if alone:
-            held = held + np.where(shared > 0, traffic.peaks, 0.0).max(axis=1)
-        else:
-            held = held + traffic.peaks.min()
+        gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if alone else traffic.peaks.min()
         each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
         once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
-        order = np.argsort(held, kind="stable")
-        return Whole(saved, peak, work, held[order], np.minimum.accumulate((shared @ (each_s + once_s))[order]))
+        seconds = shared @ (each_s + once_s)
+        return Whole(saved, peak, work, Falling.of(held, seconds), Falling.of(held + gathered, seconds))
 
     def seconds(self, lives: Floats, sizes: Floats) -> Floats:
         """[lives, sizes]: the least seconds a step of one block of ``sizes`` bytes while ``lives`` micro-batches of it live.
@@ -109,15 +106,34 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Falling:
+    """The least seconds within a size: ``sizes`` growing, ``least_s`` falling."""
+
+    sizes: Floats
+    least_s: Floats
+
+    @staticmethod
+    def of(sizes: Floats, seconds: Floats) -> Falling:
+        """Of what takes these sizes and seconds."""
+        order = np.argsort(sizes, kind="stable")
+        return Falling(sizes[order], np.minimum.accumulate(seconds[order]))
+
+    def seconds(self, size: Floats) -> Floats:
+        """Infinite where nothing is so small."""
+        at = np.searchsorted(self.sizes, size, side="right") - 1
+        return np.where(at < 0, np.inf, self.least_s[np.maximum(at, 0)])
+
+
+@dataclass(frozen=True)
 class Whole:
     """Mixtures of whole blocks: of recomputation (``saved`` bytes of a micro-batch, largest ``peak``, ``work_s`` a step) and of
-    ZeRO stages (``held`` bytes with what is gathered, growing, ``traffic_s`` a step, falling)."""
+    ZeRO stages (seconds of a step by the bytes ``held``, and by those with what is ``gathered``)."""
 
     saved: Floats
     peak: Floats
     work_s: Floats
-    held: Floats
-    traffic_s: Floats
+    held: Falling
+    gathered: Falling
 
 
 def _mixtures(count: int, kinds: int) -> NDArray[np.int64]:
