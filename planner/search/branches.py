@@ -135,7 +135,7 @@ class Branches:
         patterns, costs = Patterns(self.counts.stream, self.counts.shape), self.counts.costs
         if not patterns.possible or costs is None:
             return False
-        found = patterns.find(costs, effort.target_s)
+        found = patterns.find(self.counts.ranks, costs, effort.target_s)
         if found is None:
             return False
         leaves = []

@@ -59,12 +59,15 @@ class RankCosts:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What only the schedule decides. ``rank_of`` [stages]. Memory constraints, one a row: ``rank``; ``least``: live
-    micro-batches of the rank's emptiest stage; ``alive``, ``sent``, ``received``: of all its stages, of those that send on,
-    and of those that receive. ``messages`` [ranks]: receive buffers, in messages."""
+    """What only the schedule decides. ``rank_of`` [stages]. Memory constraints, one a row: ``rank``; ``lives`` [constraints,
+    virtual stages]: live micro-batches of the rank's ``stages``; ``least``: of its emptiest stage; ``alive``, ``sent``,
+    ``received``: of all its stages, of those that send on, and of those that receive. ``messages`` [ranks]: receive buffers, in
+    messages."""
 
     rank_of: Indices
     rank: Indices
+    stages: Indices
+    lives: Floats
     least: Floats
     alive: Floats
     sent: Floats
@@ -92,7 +95,8 @@ def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
     ends = np.where(at == last, lives[:, -1], 0.0)
     begins = np.where(at == 0, lives[:, 0], 0.0)
     alive = lives.sum(axis=1)
-    return _Frame(rank_of, at, lives.min(axis=1), alive, alive - ends, alive - begins, messages)
+    stages = np.array([shape.owned(rank) for rank in range(pipeline)])[at]
+    return _Frame(rank_of, at, stages, lives, lives.min(axis=1), alive, alive - ends, alive - begins, messages)
 
 
 def _lives(shape: Shape) -> list[Floats]:
@@ -205,13 +209,39 @@ class Ranks:
 
     def _whole(self, run: int, count: int) -> Floats:
         """[ranks]: the least seconds a step of ``count`` whole blocks."""
-        frame, work = self._frame, self.known[run]
-        whole = work.whole(count, alone=self.shape.virtual == 1)
-        spare = self._spared(run)[:, None] - frame.least[:, None] * whole.saved
-        # The blocks' own peak and gathered share may be larger than the least transient that the room has lost already.
-        beside = spare + self.transients[frame.rank, None] - whole.peak
-        seconds = whole.work_s + np.maximum(whole.held.seconds(spare), whole.gathered.seconds(beside))
-        return self._worst(seconds.min(axis=1))
+        whole = self.known[run].whole(count, alone=self.shape.virtual == 1)
+        transients = self.transients[self._frame.rank, None]
+        seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(self._lives(run, count)), transients)
+        return np.asarray(self._worst(seconds).min(axis=1))
+
+    def laid_s(self, run: int, rank: int, ways: Indices) -> Floats:
+        """[ways]: no step is shorter in which a rank's stages have ``ways`` [ways, virtual stages] blocks of a run; infinite
+        where they do not fit."""
+        frame, counts = self._frame, ways.sum(axis=1)
+        rows, seconds = np.flatnonzero(frame.rank == rank), np.full(len(ways), np.inf)
+        spared, transients = self._spared(run)[rows], self.transients[rank : rank + 1, None]
+        for count in np.unique(counts):
+            whole, mine = self.known[run].whole(int(count), alone=self.shape.virtual == 1), np.flatnonzero(counts == count)
+            worst = np.zeros((len(mine), len(whole.work_s)))
+            for lives, free in zip(frame.lives[rows], spared, strict=True):
+                order = np.argsort(lives, kind="stable")
+                blocks = np.repeat(np.tile(lives[order], len(mine)), ways[mine][:, order].ravel()).reshape(len(mine), count)
+                worst = np.maximum(worst, whole.seconds(free - whole.kept(blocks), transients))
+            seconds[mine] = worst.min(axis=1)
+        return seconds + self._others(run)[rank]
+
+    def _lives(self, run: int, count: int) -> Floats:
+        """[constraints, blocks]: live micro-batches of the stages that so many blocks of a run lie on, growing, at least: one
+        block is on every stage that can have no other run's, all others are on the emptiest stage."""
+        frame, stages = self._frame, np.arange(self.shape.stages)
+        can = np.array([(first <= stages) & (stages <= last) for first, last in zip(*self._edges, strict=True)])
+        must = can[run] & (can.sum(axis=0) == 1)
+        on = np.where(must[frame.stages], frame.lives, np.inf)
+        free = np.where(can[run][frame.stages], frame.lives, np.inf).min(axis=1)
+        others = np.arange(count) < count - np.isfinite(on).sum(axis=1)[:, None]
+        slots = np.sort(np.concatenate([on, np.where(others, free[:, None], np.inf)], axis=1), axis=1)[:, :count]
+        # A rank that cannot have the run is left out by who asks.
+        return np.where(np.isfinite(slots), slots, 0.0)
 
 
 def _before(

@@ -95,6 +95,7 @@ class Counts:
     tightenings: int = 0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
+    _mixed: bool = False
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -215,11 +216,12 @@ class Counts:
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
         if found is not None:
             paths.append(found.path)
-            self._simulate(self.layout.times(found.values), float(found.values[TAIL]), self._sends)
+            self._core, self._mixed = (self.layout.times(found.values), float(found.values[TAIL])), True
+            self._simulate(*self._core, self._sends)
 
     def forget(self) -> None:
-        """What follows is about another part of the solutions."""
-        self.core_s, self._core = math.inf, None
+        """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""
+        self.core_s, self._core = math.inf, self._core if self._mixed else None
 
     def restrict(self, target_s: float) -> bool:
         """Count with plans quicker than the target only. False where there is none."""
@@ -262,8 +264,9 @@ class Counts:
 
     def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:
         """The simulated length of the solution, and paths that are longer than it says. Also those of a point between it and
-        the best mixture of solutions so far: solutions jump from corner to corner, cuts are deepest near good points (in-out
-        separation: Ben-Ameur and Neto 2007, "Acceleration of cutting-plane and column generation algorithms")."""
+        the best mixture of solutions so far, or the solution that belongs to the last best mixture of paths: solutions jump
+        from corner to corner, cuts are deepest near good points (in-out separation: Ben-Ameur and Neto 2007, "Acceleration of
+        cutting-plane and column generation algorithms")."""
         sends = self._sends
         times, tail_s = self.layout.times(values), float(values[TAIL])
         length, found = self._simulate(times, tail_s, sends)
@@ -286,7 +289,8 @@ class Counts:
             shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, PATHS
         )
         if length + tail_s < self.core_s:
-            self.core_s, self._core = length + tail_s, (times, tail_s)
+            self.core_s = length + tail_s
+            self._core = self._core if self._mixed else (times, tail_s)
         return length, found
 
     def stages(self) -> tuple[StagePlan, ...]:

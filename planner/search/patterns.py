@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import lengths
-from planner.search.counted import RankCosts
+from planner.search.counted import RankCosts, Ranks
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
@@ -29,7 +29,7 @@ TOGETHER = 10_000_000
 """Actions times cases that are simulated at once."""
 MOST_ACTIONS = 200_000_000
 """Actions times cases that one enumeration simulates at most."""
-MOST_WAYS = 400
+MOST_WAYS = 4_000
 """Ranks whose blocks can lie on their stages in more ways are not told apart: there are too many together."""
 
 
@@ -164,9 +164,9 @@ class Patterns:
         counts[-1] -= self._ends[1]
         return counts
 
-    def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
-        """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` says how many blocks a
-        rank has at most by then."""
+    def find(self, ranks: Ranks, costs: RankCosts, target_s: float) -> Assignments | None:
+        """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` of the ``ranks`` say
+        how many blocks a rank has at most by then."""
         shape, run = self.shape, self._long
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
@@ -179,7 +179,10 @@ class Patterns:
         for rank in order if spare >= 0 else ():
             owned = shape.owned(rank)
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
-            if ways is None or len(reached) * len(ways) > left:
+            if ways is None:
+                return None
+            ways = ways[ranks.laid_s(run, rank, ways) < target_s]
+            if len(reached) * len(ways) > left:
                 return None
             reached = np.repeat(reached, len(ways), axis=0)
             reached[:, owned] = np.tile(ways, (len(reached) // max(1, len(ways)), 1))

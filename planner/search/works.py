@@ -74,7 +74,7 @@ class Work:
         floor, stream = self.stream.gathers.floor, self.stream
         ways = _mixtures(count, len(compute.names))
         work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
-        saved, peak = ways @ compute.sums[:, SAVED], np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
+        peak = np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
         held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
         # Only where all blocks share one stage does the largest gathered share meet the largest peak.
@@ -82,7 +82,10 @@ class Work:
         each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
         once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         seconds = shared @ (each_s + once_s)
-        return Whole(saved, peak, work, Falling.of(held, seconds), Falling.of(held + gathered, seconds))
+        saved = compute.sums[:, SAVED]
+        order = np.argsort(-saved, kind="stable")
+        upto = np.cumsum(ways[:, order], axis=1)
+        return Whole(saved[order], upto, peak, work, Falling.of(held, seconds), Falling.of(held + gathered, seconds))
 
     def seconds(self, lives: Floats, sizes: Floats) -> Floats:
         """[lives, sizes]: the least seconds a step of one block of ``sizes`` bytes while ``lives`` micro-batches of it live.
@@ -126,14 +129,28 @@ class Falling:
 
 @dataclass(frozen=True)
 class Whole:
-    """Mixtures of whole blocks: of recomputation (``saved`` bytes of a micro-batch, largest ``peak``, ``work_s`` a step) and of
-    ZeRO stages (seconds of a step by the bytes ``held``, and by those with what is ``gathered``)."""
+    """Mixtures of whole blocks: of recomputation and of ZeRO stages (seconds of a step by the bytes ``held``, and by those
+    with what is ``gathered``). ``saved`` [choices]: bytes of a micro-batch in a block, falling; ``upto`` [mixtures, choices]:
+    blocks of each choice and those before it; ``peak`` [mixtures]: the largest; ``work_s`` [mixtures]: a step."""
 
     saved: Floats
+    upto: NDArray[np.int64]
     peak: Floats
     work_s: Floats
     held: Falling
     gathered: Falling
+
+
+    def seconds(self, spare: Floats, transients: Floats) -> Floats:
+        """[constraints, mixtures]: a step, where so many bytes are left beside what is kept and the least ``transients``: the
+        blocks' own peak and gathered share may be larger than those."""
+        return self.work_s + np.maximum(self.held.seconds(spare), self.gathered.seconds(spare + transients - self.peak))
+
+    def kept(self, lives: Floats) -> Floats:
+        """[constraints, mixtures]: bytes that are kept where blocks lie on stages with so many live micro-batches, ``lives``
+        [constraints, blocks], growing: at least, since the blocks that save most have the fewest."""
+        alive = np.concatenate([np.zeros((len(lives), 1)), np.cumsum(lives, axis=1)], axis=1)[:, self.upto]
+        return np.asarray(np.diff(alive, axis=2, prepend=0.0) @ self.saved)
 
 
 def _mixtures(count: int, kinds: int) -> NDArray[np.int64]:

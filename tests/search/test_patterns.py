@@ -47,18 +47,22 @@ def test_nothing_quicker_than_the_target_is_left_out(shape: tuple[ScheduleName, 
     seconds = patterns.seconds(every)
     for target in (float(seconds.min()) * 1.02, float(np.median(seconds)), float(seconds.max()) * 2):
         costs = ranks.sharper(target)
-        found, most = patterns.find(costs, target), costs.most(1, target)
+        found, most = patterns.find(ranks, costs, target), costs.most(1, target)
         assert found is not None
-        allowed = np.all([every[:, form.owned(rank)].sum(axis=1) <= most[rank] for rank in range(pipeline)], axis=0)
+        ways = [every[:, form.owned(rank)] for rank in range(pipeline)]
+        allowed = np.all([
+            (mine.sum(axis=1) <= most[rank]) & (ranks.laid_s(1, rank, mine) < target) for rank, mine in enumerate(ways)
+        ], axis=0)
         wanted = {tuple(row) for row in every[(seconds < target) & allowed]}
         assert {tuple(row) for row in found.counts} == wanted
         assert (found.seconds < target).all()
 
 
 def test_too_many_ways_are_not_told_apart() -> None:
-    stream = streams.draw(0, blocks=60)
+    stream = streams.draw(0, blocks=80)
     form = Shape("interleaved-1f1b", 2, 4, 4, streams.CAPACITY)
-    assert Patterns(stream, form).find(Ranks(stream, form, works(stream, 4)).sharper(1e9), 1e9) is None
+    ranks = Ranks(stream, form, works(stream, 4))
+    assert Patterns(stream, form).find(ranks, ranks.sharper(1e9), 1e9) is None
 
 
 def test_even_ranks() -> None:
