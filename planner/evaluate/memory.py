@@ -75,7 +75,7 @@ def rank_memories(
             for i in stages
         )
         # One stage runs at a time: its peak and its gathered blocks live together; of others' only the last reduction's buffer.
-        worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes)
+        worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes - load.lasting_bytes)
         gradients = sum(load.gradients_bytes for load in mine)
         lasting = sum(load.lasting_bytes for load in mine) - worst.lasting_bytes
         activations, gathered = live + worst.transient_bytes, worst.gather_bytes + lasting

@@ -60,7 +60,7 @@ class Chain:
     def repeated(self) -> tuple[object, ...]:
         """What the runs of several blocks can cost: chains that have it in common differ in single blocks only."""
         return tuple(
-            (run, *((part.names, part.sums.tobytes(), part.peaks.tobytes()) for part in pair))
+            (run, *((part.names, part.columns.tobytes()) for part in pair))
             for run, pair in zip(self.runs, self.single, strict=True) if run.count > 1
         )
 
@@ -88,7 +88,9 @@ class Chain:
              s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes, 0.0)
             for s in (states[name] for name in names)
         ]
-        return table(names, vectors, [states[name].gather_bytes for name in names])
+        return table(
+            names, vectors, [states[name].gather_bytes for name in names], [states[name].lasting_bytes for name in names]
+        )
 
     @cached_property
     def block_works(self) -> tuple[float, ...]:

@@ -176,9 +176,10 @@ class Counts:
     def hold(self, counts: Floats) -> None:
         """Fix the whole numbers of blocks and where runs end; before anything is solved."""
         assert self._program is None
+        layout = self.layout
+        layout.fewest = layout.most = np.rint(counts[layout.n_at])
         program = self._model()
-        for columns in (self.layout.n_at, self.layout.break_at):
-            program.low[columns] = program.high[columns] = np.rint(counts[columns])
+        program.low[layout.break_at] = program.high[layout.break_at] = np.rint(counts[layout.break_at])
 
     def keep(self, share: Share, fewest: int = 0, largest: float = math.inf) -> None:
         """A rank has so many blocks of a run, and no more than it can have: then its own work takes at least so long."""

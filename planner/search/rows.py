@@ -25,13 +25,16 @@ LENGTH, TAIL = 0, 1
 @dataclass
 class Layout:
     """Columns: T, R, times [stages, passes], n [pairs], x and y [choices], b [breaks]; where the program is ``exact`` also the
-    transients of ranks and what marks the choices that are in use. A pair is (stage, run), ``kind`` 0 recomputation, 1 ZeRO."""
+    transients of ranks and what marks the choices that are in use. A pair is (stage, run), ``kind`` 0 recomputation, 1 ZeRO. It
+    has ``fewest`` to ``most`` blocks [pairs]."""
 
     stream: Stream
     shape: Shape
     exact: bool = False
     passes: int = field(init=False)
     size: int = field(init=False)
+    fewest: Floats = field(init=False)
+    most: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         stream, shape = self.stream, self.shape
@@ -50,12 +53,16 @@ class Layout:
         self.kind = np.repeat([0, 1], [sum(sizes[: len(pairs)]), sum(sizes[len(pairs) :])])
         self.vectors = np.concatenate([table.sums for table in tables])
         self.peaks = np.concatenate([table.peaks for table in tables])
+        self.lasting = np.concatenate([table.lasting for table in tables])
         self.names = [name for table in tables for name in table.names]
         self.stage = self.pair_stage[self.pair]
         self.choice_at = int(self.n_at[-1]) + 1 + np.arange(len(self.pair))
         self.breaks = self._breaks()
         self.break_at = int(self.choice_at[-1]) + 1 + np.arange(len(self.breaks))
         self.size = int(self.choice_at[-1]) + 1 + len(self.breaks)
+        counts = np.array([run.count for run in stream.runs])
+        self.fewest = np.zeros(len(pairs))
+        self.most = np.minimum(counts, stream.blocks - shape.stages + 1)[self.pair_run].astype(float)
 
     def _breaks(self) -> list[tuple[int, int]]:
         """(stage, run) where a run may have to end before the next begins."""
@@ -106,7 +113,7 @@ class Layout:
         size = self.size + (extra.size if extra is not None else 0)
         cost, low, high = np.zeros(size), np.zeros(size), np.full(size, math.inf)
         cost[[LENGTH, TAIL]] = 1.0
-        high[self.n_at] = np.minimum(counts, self.stream.blocks - self.shape.stages + 1)[self.pair_run]
+        low[self.n_at], high[self.n_at] = self.fewest, self.most
         high[self.break_at] = 1.0
         integer = np.zeros(size, dtype=bool)
         integer[self.n_at] = integer[self.break_at] = True

@@ -100,5 +100,5 @@ def _joined(tables: Sequence[Table], keep: bool) -> Table:
 
 
 def _distinct(table: Table) -> Table:
-    _, index = np.unique(np.column_stack([table.sums, table.peaks]), axis=0, return_index=True)
+    _, index = np.unique(table.columns, axis=0, return_index=True)
     return table.rows(np.sort(index))

@@ -18,18 +18,25 @@ PASSES = 3
 @dataclass(frozen=True)
 class Table:
     """Choices of one block, one a row. ``sums`` [rows, 7]: three times of a micro-batch (s), what is sent and computed once a
-    step (s), persistent and saved bytes; ``peaks`` [rows]: transient bytes; ``names[row]``: the choice."""
+    step (s), persistent and saved bytes; ``peaks`` [rows]: transient bytes, of which ``lasting`` [rows] stay while other stages
+    run; ``names[row]``: the choice."""
 
     sums: Floats
     peaks: Floats
+    lasting: Floats
     names: tuple[Any, ...]
 
+    @property
+    def columns(self) -> Floats:
+        """[rows, 9]: all that a choice can be worse in."""
+        return np.column_stack([self.sums, self.peaks, self.lasting])
+
     def rows(self, index: NDArray[np.int64]) -> Table:
-        return Table(self.sums[index], self.peaks[index], tuple(self.names[i] for i in index))
+        return Table(self.sums[index], self.peaks[index], self.lasting[index], tuple(self.names[i] for i in index))
 
     def without_beaten(self) -> Table:
         """Less the choices that another beats or equals in everything."""
-        return self.rows(pareto(np.column_stack([self.sums, self.peaks])))
+        return self.rows(pareto(self.columns))
 
 
 def pareto(points: Floats) -> NDArray[np.int64]:
@@ -47,14 +54,17 @@ def pareto(points: Floats) -> NDArray[np.int64]:
     return np.array(sorted(kept), dtype=np.int64)
 
 
-def table(names: Sequence[Any], vectors: Sequence[Sequence[float]], peaks: Sequence[float]) -> Table:
-    """The choices of one block."""
-    return Table(np.array(vectors, dtype=float), np.array(peaks, dtype=float), tuple(names))
+def table(
+    names: Sequence[Any], vectors: Sequence[Sequence[float]], peaks: Sequence[float], lasting: Sequence[float] = ()
+) -> Table:
+    """The choices of one block; nothing stays where ``lasting`` is not given."""
+    stays = np.array(lasting, dtype=float) if lasting else np.zeros(len(names))
+    return Table(np.array(vectors, dtype=float), np.array(peaks, dtype=float), stays, tuple(names))
 
 
 def union(tables: Sequence[Table]) -> Table:
     """All choices of several tables."""
     return Table(
-        np.concatenate([t.sums for t in tables]), np.concatenate([t.peaks for t in tables]),
+        *(np.concatenate([getattr(t, part) for t in tables]) for part in ("sums", "peaks", "lasting")),
         tuple(name for t in tables for name in t.names),
     )

@@ -178,7 +178,7 @@ class Thrift:
         for rank, profiles in enumerate(lives_of(self.shape)):
             owned = self.shape.owned(rank)
             live = max(float(np.dot(profile, each[owned])) for profile in profiles)
-            worst = owned[int(tops[owned].argmax())]
+            worst = owned[int((tops - lasting)[owned].argmax())]
             beside = lasting[owned].sum() - lasting[worst]
             result[rank] = always[owned].sum() + live + tops[worst] + beside + self._batch_bytes
         return result

@@ -22,5 +22,7 @@ def draw(seed: int, blocks: int) -> Stream:
         compute[:, PASSES : OPTIMIZER + 1] = 0.0
         traffic[:, :2] = generator.uniform(0.0, 0.2, (2, 2)) * scale
         traffic[:, PASSES:] = generator.uniform(0.0, 0.5, (2, 4)) * scale
-        single.append((Table(compute, np.ones(2), ("none", "full")), Table(traffic, np.ones(2), (0, 3))))
+        single.append((
+            Table(compute, np.ones(2), np.zeros(2), ("none", "full")), Table(traffic, np.ones(2), np.zeros(2), (0, 3)),
+        ))
     return Stream(runs, tuple(single), context_s=0.05, context_bytes=1, batch_bytes=1, send_s=0.03)
