@@ -91,7 +91,7 @@ class Patterns:
 
     @cached_property
     def _once_s(self) -> Floats:
-        """[runs]: seconds of one block once a step, at least."""
+        """[runs]: seconds of one block once a step, at least: what of its traffic hides behind no backward pass."""
         floor = self.stream.gradients.floor
         return np.array([
             float((floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]).min()) for _, traffic in self.stream.single
@@ -99,7 +99,7 @@ class Patterns:
 
     def seconds(self, counts: NDArray[np.int64]) -> Floats:
         """[cases]: the least step with these numbers of blocks."""
-        stream, shape = self.stream, self.shape
+        shape = self.shape
         assert self._long is not None
         size = max(1, TOGETHER // (3 * shape.stages * shape.microbatches))
         parts = [self._simulated(counts[at : at + size]) for at in range(0, len(counts), size)] or [np.zeros(0)]
@@ -109,9 +109,7 @@ class Patterns:
             once[:, shape.ranks[0]] += self._once_s[0]
         if self._ends[1]:
             once[:, shape.ranks[-1]] += self._once_s[-1]
-        # What hides behind the last backward passes is not counted at all.
-        tail = np.zeros(len(counts)) if stream.gradients.hidden > 0 else once.max(axis=1)
-        return np.concatenate(parts) + tail
+        return np.concatenate(parts) + once.max(axis=1)
 
     def _simulated(self, counts: NDArray[np.int64]) -> Floats:
         stream, shape = self.stream, self.shape
