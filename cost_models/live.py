@@ -31,6 +31,26 @@ def live_profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> 
     return _profiles(name, pipeline, virtual, _enough(name, pipeline, microbatches))
 
 
+def most_alive(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Per pipeline rank, the most micro-batches alive on each of its virtual stages, whenever that is. An illegal schedule
+    raises ValueError."""
+    if not name.startswith("interleaved"):
+        profiles = live_profiles(name, pipeline, virtual, microbatches)
+        return tuple(tuple(map(max, zip(*rank, strict=True))) for rank in profiles)
+    reason = legal(name, pipeline, virtual, microbatches)
+    if reason is not None:
+        raise ValueError(reason)
+    turn = microbatches // max(1, microbatches // pipeline)
+    kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))[:, None]
+    # Between these releases, where a turn of forwards or of releases ends, every count is linear.
+    ends = np.arange(virtual + 1) * turn
+    last = np.minimum(virtual * microbatches - kept + 1, virtual * turn) - 1
+    turns = np.concatenate([np.broadcast_to(ends, (pipeline, virtual + 1)), ends - kept % turn, last], axis=1)
+    released = np.clip(turns, 0, last)
+    alive = interleaved_live(kept, released, virtual, turn).max(axis=1)
+    return tuple(map(tuple, alive.tolist()))
+
+
 def in_flight(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[int, ...]:
     """Per pipeline rank, the most (stage, micro-batch) pairs whose activations are kept at once."""
     profiles = live_profiles(name, pipeline, virtual, microbatches)
@@ -75,8 +95,8 @@ def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) 
     return [min(total, warmup + 1 + (rank if split else 0)) for rank, warmup in enumerate(warmups)]
 
 
-def interleaved_live(kept: int, released: Counts, virtual: int, turn: int) -> Counts:
-    """[released, virtual]: micro-batches alive on each virtual stage when so many pairs have been released and ``kept`` are."""
+def interleaved_live(kept: int | Counts, released: Counts, virtual: int, turn: int) -> Counts:
+    """[*released, virtual]: micro-batches alive on each virtual stage when so many pairs have been released, ``kept`` are."""
     stages = np.arange(virtual)
     return _passed(kept + released, stages, virtual, turn) - _passed(released, stages[::-1], virtual, turn)
 

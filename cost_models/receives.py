@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cost_models.live import live_profiles
+from cost_models.live import most_alive
 from cost_models.schedules import rank_of_stage
 
 Slots = tuple[int, int]
@@ -30,8 +30,7 @@ def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> 
     if name in ("gpipe", "1f1b"):
         in_flight = [microbatches if name == "gpipe" else min(pipeline - stage, microbatches) for stage in stages]
         return tuple((min(count + 1, microbatches), min(2, microbatches)) for count in in_flight)
-    profiles = live_profiles(name, pipeline, virtual, microbatches)
-    alive = [max(column) for rank in range(pipeline) for column in zip(*profiles[rank], strict=True)]
+    alive = [count for rank in most_alive(name, pipeline, virtual, microbatches) for count in rank]
     turn = microbatches // max(1, microbatches // pipeline)
     found = []
     for stage in stages:

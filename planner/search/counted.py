@@ -104,15 +104,12 @@ def _lives(shape: Shape) -> list[Floats]:
     if not shape.schedule.startswith("interleaved"):
         profiles = live_profiles(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches)
         return [np.array(rank, dtype=float) for rank in profiles]
-    total = shape.virtual * shape.microbatches
+    total, virtual = shape.virtual * shape.microbatches, shape.virtual
     turn = shape.microbatches // max(1, shape.microbatches // shape.pipeline)
-    result = []
-    for kept in interleaved_kept(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches):
-        most = min(total - kept + 1, shape.virtual * turn)
-        steps = np.unique(np.linspace(0, most - 1, min(most, SAMPLED)).astype(np.int64))
-        vectors = interleaved_live(kept, steps, shape.virtual, turn).astype(float)
-        result.append(np.stack([vectors[0], vectors.mean(axis=0)]))
-    return result
+    kept = np.array(interleaved_kept(shape.schedule, shape.pipeline, virtual, shape.microbatches))[:, None]
+    last = np.minimum(total - kept + 1, virtual * turn) - 1
+    vectors = interleaved_live(kept, (last * np.linspace(0, 1, SAMPLED)).astype(np.int64), virtual, turn).astype(float)
+    return list(np.stack([vectors[:, 0], vectors.mean(axis=1)], axis=1))
 
 
 @dataclass(frozen=True)
@@ -202,10 +199,14 @@ class Ranks:
         return np.asarray(np.maximum.reduceat(seconds, np.flatnonzero(np.append(True, np.diff(self._frame.rank) > 0)), axis=0))
 
     def _table(self, run: int) -> Floats:
-        counts = np.arange(1, self.stream.runs[run].count + 1)
+        stream, shape = self.stream, self.shape
+        table = np.full((shape.pipeline, stream.runs[run].count), np.inf)
+        # Every stage of another rank has a block.
+        counts = np.arange(1, min(table.shape[1], stream.blocks - shape.stages + shape.virtual) + 1)
         least = counts * self.known[run].seconds(self._frame.least, self._spared(run)[:, None] / counts)
         seconds = self._worst(least) + self._others(run)[:, None]
-        return np.asarray(np.where(self.possible[run][:, None], seconds, np.inf))
+        table[:, : len(counts)] = np.where(self.possible[run][:, None], seconds, np.inf)
+        return table
 
     def _whole(self, run: int, count: int) -> Floats:
         """[ranks]: the least seconds a step of ``count`` whole blocks."""

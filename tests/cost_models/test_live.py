@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.live import live_profiles
+from cost_models.live import live_profiles, most_alive
 from cost_models.schedules import SCHEDULES, actions, legal, stages_of_rank
 
 
@@ -32,8 +32,10 @@ def test_live_profiles_are_the_orders_own(name: str, pipeline: int, virtual: int
     if legal(name, pipeline, virtual, microbatches):
         return
     profiles = live_profiles(name, pipeline, virtual, microbatches)
+    most = most_alive(name, pipeline, virtual, microbatches)
     for rank in range(pipeline):
         assert set(profiles[rank]) == _counted(name, pipeline, virtual, microbatches, rank)
+        assert most[rank] == tuple(map(max, zip(*profiles[rank], strict=True)))
 
 
 def test_an_illegal_schedule_is_refused() -> None:
