@@ -132,10 +132,10 @@ class Branches:
     def _told_apart(self, bound: float, effort: Effort) -> bool:
         """Whether few ways to lay whole blocks on the stages may be quicker than the target, and time is left to lay out their
         programs: then each is a leaf."""
-        patterns, costs = Patterns(self.counts.stream, self.counts.shape), self.counts.costs
+        patterns, costs = Patterns(self.counts.ranks), self.counts.costs
         if not patterns.possible or costs is None:
             return False
-        found = patterns.find(self.counts.ranks, costs, effort.target_s)
+        found = patterns.find(costs, effort.target_s)
         if found is None:
             return False
         leaves = []

@@ -215,6 +215,10 @@ class Ranks:
         seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(self._lives(run, count)), transients)
         return np.asarray(self._worst(seconds).min(axis=1))
 
+    def least_s(self, run: int, counts: Indices) -> Floats:
+        """[..., ranks]: no step is shorter in which the ranks have so many blocks of a run, whatever the memory."""
+        return np.asarray(self._others(run) + counts * self.known[run].least_s)
+
     def laid_s(self, run: int, rank: int, ways: Indices) -> Floats:
         """[ways]: no step is shorter in which a rank's stages have ``ways`` [ways, virtual stages] blocks of a run; infinite
         where they do not fit."""

@@ -167,12 +167,12 @@ class Attempt:
     def probe(self, report: Look, target_s: float) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
         cuts = even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)
-        patterns = Patterns(self.counts.stream, self.counts.shape)
+        patterns = Patterns(self.counts.ranks)
         if not patterns.possible:
             self._cut(cuts, report)
             return
         cases = np.concatenate([patterns.counts_of(cuts)[None], patterns.even()])
-        seconds = patterns.seconds(cases) + self.tied_s
+        seconds = patterns.seconds(cases, target_s - self.tied_s) + self.tied_s
         for at in dict.fromkeys((0, 1 + int(seconds[1:].argmin()))):
             if seconds[at] < target_s:
                 self._cut(patterns.cuts(cases[at]), report)

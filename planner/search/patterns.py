@@ -10,6 +10,7 @@ Only chains of one long run are told apart so, with at most one block before it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,12 +43,29 @@ class Assignments:
     seconds: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What a block does once a step: under the choice whose passes are ``quickest_s``, at least (``least_s``), and the most
+    seconds of the one that a second more of its passes saves (``rate``)."""
+
+    quickest_s: float
+    least_s: float
+    rate: float
+
+
 @dataclass(frozen=True)
 class Patterns:
     """The assignments of a chain."""
 
-    stream: Stream
-    shape: Shape
+    ranks: Ranks
+
+    @property
+    def stream(self) -> Stream:
+        return self.ranks.stream
+
+    @property
+    def shape(self) -> Shape:
+        return self.ranks.shape
 
     @property
     def possible(self) -> bool:
@@ -90,26 +108,50 @@ class Patterns:
         return np.array(rows)
 
     @cached_property
-    def _once_s(self) -> Floats:
-        """[runs]: seconds of one block once a step, at least: what of its traffic hides behind no backward pass."""
-        floor = self.stream.gradients.floor
-        return np.array([
-            float((floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]).min()) for _, traffic in self.stream.single
-        ])
+    def _once(self) -> list[Once]:
+        """Of one block of each run."""
+        stream, microbatches = self.stream, self.shape.microbatches
+        found = []
+        for _, traffic in stream.single:
+            once = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
+            passes = microbatches * stream.gathers.floor * traffic.sums[:, :PASSES].sum(axis=1)
+            first = int(np.lexsort((once, passes))[0])
+            saved, more = once[first] - once, passes + once - passes[first] - once[first]
+            rates = [s / m if m > 0 else math.inf for s, m in zip(saved, more, strict=True) if s > 0]
+            found.append(Once(float(once[first]), float(once.min()), max(rates, default=0.0)))
+        return found
 
-    def seconds(self, counts: NDArray[np.int64]) -> Floats:
-        """[cases]: the least step with these numbers of blocks."""
+    def seconds(
+        self, counts: NDArray[np.int64], target_s: float = math.inf, at_least: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """[cases]: the least step with these numbers of blocks, or more, of plans that are quicker than the target.
+        ``at_least``: blocks of the run that each rank has anyway."""
         shape = self.shape
         assert self._long is not None
         size = max(1, TOGETHER // (3 * shape.stages * shape.microbatches))
         parts = [self._simulated(counts[at : at + size]) for at in range(0, len(counts), size)] or [np.zeros(0)]
         blocks = np.stack([counts[:, shape.ranks == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
-        once = blocks * self._once_s[self._long]
+        if at_least is not None:
+            blocks = np.maximum(blocks, at_least)
+        return np.concatenate(parts) + self._tails(blocks, target_s).max(axis=1)
+
+    def _tails(self, blocks: NDArray[np.int64], target_s: float) -> Floats:
+        """[cases, ranks]: seconds once a step with so many blocks of the run on each rank. A ZeRO stage that has less to do
+        once a step has more with every micro-batch, for which a rank has what its least work leaves it until the target."""
+        run = self._long
+        assert run is not None
+        held = [blocks if at == run else np.zeros_like(blocks) for at in range(len(self.stream.runs))]
         if self._ends[0]:
-            once[:, shape.ranks[0]] += self._once_s[0]
+            held[0][:, self.shape.ranks[0]] += 1
         if self._ends[1]:
-            once[:, shape.ranks[-1]] += self._once_s[-1]
-        return np.concatenate(parts) + once.max(axis=1)
+            held[-1][:, self.shape.ranks[-1]] += 1
+        pairs = list(zip(held, self._once, strict=True))
+        quickest, least = sum(part * once.quickest_s for part, once in pairs), sum(part * once.least_s for part, once in pairs)
+        left = np.maximum(target_s - self.ranks.least_s(run, blocks), 0.0)
+        rate = max(once.rate for once in self._once)
+        with np.errstate(invalid="ignore"):
+            given = np.nan_to_num(rate * left, nan=0.0, posinf=math.inf)
+        return np.asarray(np.maximum(least, quickest - given))
 
     def _simulated(self, counts: NDArray[np.int64]) -> Floats:
         stream, shape = self.stream, self.shape
@@ -162,9 +204,9 @@ class Patterns:
         counts[-1] -= self._ends[1]
         return counts
 
-    def find(self, ranks: Ranks, costs: RankCosts, target_s: float) -> Assignments | None:
-        """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` of the ``ranks`` say
-        how many blocks a rank has at most by then."""
+    def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
+        """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` say how many blocks a
+        rank has at most by then."""
         shape, run = self.shape, self._long
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
@@ -179,7 +221,7 @@ class Patterns:
             ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
             if ways is None:
                 return None
-            ways = ways[ranks.laid_s(run, rank, ways) < target_s]
+            ways = ways[self.ranks.laid_s(run, rank, ways) < target_s]
             if len(reached) * len(ways) > left:
                 return None
             reached = np.repeat(reached, len(ways), axis=0)
@@ -194,7 +236,7 @@ class Patterns:
             if fresh or rank == order[-1]:
                 fresh = False
                 left -= len(reached)
-                seconds = self.seconds(reached)
+                seconds = self.seconds(reached, target_s, most - spare)
                 kept = seconds < target_s
                 reached, seconds, missed = reached[kept], seconds[kept], missed[kept]
         kept = reached.sum(axis=1) == total
