@@ -30,6 +30,8 @@ TOGETHER = 10_000_000
 """Actions times cases that are simulated at once."""
 MOST_ACTIONS = 200_000_000
 """Actions times cases that one enumeration simulates at most."""
+GROWTH = 4
+"""So many times as many cases are simulated before a rank is laid whole."""
 MOST_WAYS = 4_000
 """Ranks whose blocks can lie on their stages in more ways are not told apart: there are too many together."""
 
@@ -211,36 +213,95 @@ class Patterns:
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
         spare = int(most.sum()) - total
-        reached, seconds, missed = self.fewest[None, :], np.zeros(1), np.zeros(1, dtype=np.int64)
-        left = MOST_ACTIONS // (3 * shape.stages * shape.microbatches)
+        looked = _Looked(self, target_s, most - spare, MOST_ACTIONS // (3 * shape.stages * shape.microbatches))
+        cases = _Cases(self.fewest[None, :], np.zeros(1, dtype=np.int64))
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
         order = range(shape.pipeline) if shape.ranks[-1] == 0 else range(shape.pipeline - 1, -1, -1)
-        fresh = False
         for rank in order if spare >= 0 else ():
-            owned = shape.owned(rank)
-            ways = _ways(self.fewest[owned], int(most[rank]) - spare, int(most[rank]))
+            ways = _ways(self.fewest[shape.owned(rank)], int(most[rank]) - spare, int(most[rank]))
             if ways is None:
                 return None
             ways = ways[self.ranks.laid_s(run, rank, ways) < target_s]
-            if len(reached) * len(ways) > left:
+            found = self._laid(looked, cases, rank, ways, int(most[rank]), spare)
+            if found is None:
                 return None
-            reached = np.repeat(reached, len(ways), axis=0)
-            reached[:, owned] = np.tile(ways, (len(reached) // max(1, len(ways)), 1))
-            missed = missed.repeat(len(ways)) + np.tile(int(most[rank]) - ways.sum(axis=1), len(missed))
-            # The other ranks cannot have more than their most.
-            reached, missed = reached[missed <= spare], missed[missed <= spare]
-            if not len(reached):
-                return Assignments(reached, np.zeros(0))
-            fresh |= len(ways) > 1
-            # A rank that can only be one way tells no cases apart.
-            if fresh or rank == order[-1]:
-                fresh = False
-                left -= len(reached)
-                seconds = self.seconds(reached, target_s, most - spare)
-                kept = seconds < target_s
-                reached, seconds, missed = reached[kept], seconds[kept], missed[kept]
-        kept = reached.sum(axis=1) == total
-        return Assignments(reached[kept], seconds[kept])
+            cases = found
+        cases = cases.part(cases.counts.sum(axis=1) == total)
+        seconds = self.seconds(cases.counts, target_s)
+        return Assignments(cases.counts[seconds < target_s], seconds[seconds < target_s])
+
+    def _laid(
+        self, looked: _Looked, cases: _Cases, rank: int, ways: NDArray[np.int64], most: int, spare: int
+    ) -> _Cases | None:
+        """The cases with a rank's blocks in any of the ``ways``, as far as they may be quicker than the target; None where they
+        are too many. Stage by stage from the last one, each with as many blocks as it can have for itself beside the
+        ranks that are decided: where both work on the same micro-batches, one waits for the other."""
+        owned, decided = self.shape.owned(rank), len(cases.counts) > 1 or (cases.counts != self.fewest).any()
+        if len(ways) * len(cases.counts) <= len(ways) or not decided:
+            caps = np.broadcast_to(ways.max(axis=0, initial=0), (len(cases.counts), len(owned)))
+        else:
+            found = self._caps(looked, cases.counts, owned, ways.max(axis=0, initial=0))
+            if found is None:
+                return None
+            caps = found
+        origin, node, before = np.arange(len(cases.counts)), np.zeros(len(cases.counts), dtype=np.int64), len(cases.counts)
+        for at, branches in zip(range(len(owned) - 1, -1, -1), _tree(ways), strict=True):
+            rows, node = branches.of(node)
+            if len(rows) > looked.left:
+                return None
+            cases, origin = cases.part(rows), origin[rows]
+            cases.counts[:, owned[at]] = branches.values[node]
+            laid = cases.counts[:, owned[at:]].sum(axis=1) + caps[origin, :at].sum(axis=1)
+            kept = (branches.values[node] <= caps[origin, at]) & (most - laid + cases.missed <= spare)
+            cases, origin, node = cases.part(kept), origin[kept], node[kept]
+            if decided and len(cases.counts) > GROWTH * before and at:
+                kept = looked.quick(cases.counts)
+                cases, origin, node, before = cases.part(kept), origin[kept], node[kept], int(kept.sum())
+        cases = _Cases(cases.counts, cases.missed + most - cases.counts[:, owned].sum(axis=1))
+        # A rank that can only be one way tells no cases apart.
+        return cases.part(looked.quick(cases.counts)) if len(ways) > 1 else cases
+
+    def _caps(
+        self, looked: _Looked, counts: NDArray[np.int64], owned: Sequence[int], most: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """[cases, stages]: the most blocks of each of a rank's stages, all others not decided as few as they can be."""
+        caps = np.tile(self.fewest[owned], (len(counts), 1))
+        for at, stage in enumerate(owned):
+            mine = np.arange(len(counts))
+            for count in range(int(self.fewest[stage]) + 1, int(most[at]) + 1):
+                tried = counts[mine]
+                tried[:, stage] = count
+                if len(tried) > looked.left:
+                    return None
+                mine = mine[looked.quick(tried)]
+                caps[mine, at] = count
+        return caps
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """``counts`` [cases, virtual stages]; ``missed`` [cases]: blocks that the decided ranks have less than they can."""
+
+    counts: NDArray[np.int64]
+    missed: NDArray[np.int64]
+
+    def part(self, which: NDArray[np.bool_] | Indices) -> _Cases:
+        return _Cases(self.counts[which], self.missed[which])
+
+
+@dataclass
+class _Looked:
+    """How many more cases may be simulated (``left``), with at least so many blocks on each rank."""
+
+    patterns: Patterns
+    target_s: float
+    at_least: NDArray[np.int64]
+    left: int
+
+    def quick(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[cases]: whether a step may be quicker than the target."""
+        self.left -= len(counts)
+        return np.asarray(self.patterns.seconds(counts, self.target_s, self.at_least) < self.target_s)
 
 
 def _ways(fewest: Indices, least: int, most: int) -> NDArray[np.int64] | None:
@@ -259,3 +320,34 @@ def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
     if parts == 1:
         return [(total,)]
     return [(first, *rest) for first in range(total, -1, -1) for rest in _sums(total - first, parts - 1)]
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """One level of a tree. ``values`` [nodes]; the nodes under node i of the level above are those from ``starts[i]`` to
+    ``starts[i + 1]``."""
+
+    values: Indices
+    starts: Indices
+
+    def of(self, nodes: Indices) -> tuple[Indices, Indices]:
+        """Which of ``nodes``, and which node under it, in all ways."""
+        counts = np.diff(self.starts)[nodes]
+        rows = np.repeat(np.arange(len(nodes)), counts)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, self.starts[nodes][rows] + within
+
+
+def _tree(ways: NDArray[np.int64]) -> list[_Branches]:
+    """``ways`` [ways, stages], the last stage at the root."""
+    turned = ways[:, ::-1]
+    turned = turned[np.lexsort(turned.T[::-1])]
+    levels, above = [], np.zeros(len(turned), dtype=np.int64)
+    for depth in range(turned.shape[1]):
+        first = np.ones(len(turned), dtype=bool)
+        first[1:] = (turned[1:, : depth + 1] != turned[:-1, : depth + 1]).any(axis=1)
+        parents = above[first]
+        starts = np.searchsorted(parents, np.arange(int(above.max(initial=0)) + 2))
+        levels.append(_Branches(turned[first, depth], starts))
+        above = np.cumsum(first) - 1
+    return levels
