@@ -139,18 +139,22 @@ class EngineDocument(_Strict):
 
 def engine_names() -> tuple[str, ...]:
     """The engines that come with the package, sorted, each followed by its recipes. Recipes combine: ``NAME+ONE+OTHER``."""
-    folder = resources.files("hardware_profiles") / "engines"
-    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    names = sorted(_bases())
     return tuple(full for name in names for full in (name, *(f"{name}+{recipe}" for recipe in _document(name).recipes)))
+
+
+def _bases() -> set[str]:
+    """The engines without their recipes."""
+    folder = resources.files("hardware_profiles") / "engines"
+    return {entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")}
 
 
 @lru_cache(maxsize=256)
 def engine(name: str) -> Engine:
     """The engine called ``name`` (or ``NAME+RECIPE``). An unknown one raises :class:`ProfileFormatError`, listing the known."""
     base, *recipes = name.split("+")
-    known = engine_names()
-    if base not in known or any(f"{base}+{recipe}" not in known for recipe in recipes):
-        raise ProfileFormatError("engine", f"unknown engine {name!r}", f"use one of {', '.join(known)}")
+    if base not in _bases() or not _document(base).recipes.keys() >= set(recipes):
+        raise ProfileFormatError("engine", f"unknown engine {name!r}", f"use one of {', '.join(engine_names())}")
     document = _document(base)
     numbers = dict(document.numbers)
     matmul_dtype = None

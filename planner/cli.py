@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.collection import leave_at_exit, no_collection
 from planner.commands.profile import profile
 from planner.commands.rehearse import rehearse
 from planner.commands.validate import validate
@@ -55,6 +56,7 @@ def _options(
 
 
 @app.command()
+@no_collection()
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL|JOB.yaml", help="path/file.py:callable, hf:PATH, or a JOB.yaml.")],
     cluster: Annotated[str | None, typer.Option(help="PROFILE:NODES[xDEVICES] or a cluster's YAML.")] = None,
@@ -240,6 +242,8 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # A terminal without some character shows a question mark.
+    if arguments is None:
+        leave_at_exit()
     session = _Session()
     try:
         code = app(args=arguments, prog_name="shardwright", standalone_mode=False, obj=session)

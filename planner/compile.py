@@ -11,6 +11,7 @@ from typing import Any
 
 from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
 from planner.clusters import Resize, resize_of, resized
+from planner.collection import only_new_collected
 from planner.constraints import Constraints
 from planner.evaluate import DTYPES
 from planner.fitting import fitted
@@ -63,7 +64,8 @@ def compile_job(job: Job, progress: Progress) -> Compiled:
     progress(f"{graph.parameter_count:,} parameters, {len(graph.blocks)} blocks of {len(graph.bodies)} kinds; solving")
     request = Request(batch, graph.sequence, precision, job.constraints, job.gap, job.time_limit_s, job.optimizer)
     resize = resize_of(job.cluster)
-    found = pursue(job.objective, graph, cluster, request, partial(solve, resize=resize), progress, resize)
+    with only_new_collected():
+        found = pursue(job.objective, graph, cluster, request, partial(solve, resize=resize), progress, resize)
     spent = {"load": loaded - begin, "trace": traced - loaded, "search": time.perf_counter() - traced}
     return Compiled(graph, found.cluster, found.result, seconds_of(spent, found.result), found.alternatives, found.facts)
 

@@ -7,10 +7,15 @@ its time limit, so only ``sol_status`` and the dual bound are read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pulp
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 SolutionStatus = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
@@ -55,8 +60,45 @@ def solve(problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: fl
     return Solution(status, objective, bound)
 
 
+class _AtOnce(pulp.HiGHS):  # type: ignore[misc]
+    """HiGHS, given its model as a whole: PuLP's own way, a column and a row at a time, takes as long as a small solve."""
+
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
+        highspy = highs_module()
+        infinite = highspy.kHighsInf
+        variables, rows = lp.variables(), list(lp.constraints.values())
+        sign = -1.0 if lp.sense == pulp.LpMaximize else 1.0
+        for kind in (variables, rows):
+            for index, item in enumerate(kind):
+                item.index = index
+        lows, highs = _ends(((v.lowBound, v.upBound) for v in variables), infinite)
+        model: Any = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(variables), len(rows)
+        model.col_cost_ = np.array([sign * lp.objective.get(variable, 0.0) for variable in variables])
+        model.col_lower_, model.col_upper_ = lows, highs
+        if any(variable.cat == pulp.LpInteger for variable in variables):
+            kinds = highspy.HighsVarType
+            whole = [variable.cat == pulp.LpInteger for variable in variables]
+            model.integrality_ = [kinds.kInteger if each else kinds.kContinuous for each in whole]
+        model.row_lower_, model.row_upper_ = _ends(((row.getLb(), row.getUb()) for row in rows), infinite)
+        terms = [[(variable.index, factor) for variable, factor in row.items() if factor != 0] for row in rows]
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.cumsum([0, *map(len, terms)], dtype=np.int32)
+        model.a_matrix_.index_ = np.array([index for row in terms for index, _ in row], dtype=np.int32)
+        model.a_matrix_.value_ = np.array([factor for row in terms for _, factor in row], dtype=np.float64)
+        lp.solverModel.passModel(model)
+
+
+def _ends(pairs: Iterable[tuple[float | None, float | None]], infinite: float) -> tuple[Floats, Floats]:
+    """Lower and upper ends of ranges; None is no end."""
+    ends = [(-infinite if low is None else low, infinite if high is None else high) for low, high in pairs]
+    table = np.array(ends, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
 def _solver(time_limit_s: float | None, gap: float) -> Any:
-    highs = pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
+    kind = pulp.HiGHS if highs_module() is None else _AtOnce
+    highs = kind(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
     if highs.available():
         return highs
     return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -51,6 +51,20 @@ class Bodies:
                     free.remove(heir)
                     found.add(heir)
         return frozenset(found)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of one rank's part of every value that a block writes."""
+        return value_bytes(self)
+
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """Values that a block writes and that carry a gradient."""
+        graph = self.graph
+        return frozenset(
+            name for block in graph.blocks for name, value in zip(block.writes, graph.body_of[block.body].outputs, strict=True)
+            if value in graph.body_of[block.body].differentiable
+        )
 
     def passes(self, body: str, recompute: Recompute) -> BlockPasses:
         if (body, recompute) not in self._passes:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival, Pass
-from planner.evaluate.bodies import Bodies, context_bytes, units_of, value_bytes
+from planner.evaluate.bodies import Bodies, context_bytes, units_of
 from planner.evaluate.flows import Flow, Flows, Held
 from planner.evaluate.heap import Category, Heap
 from planner.evaluate.units import Root
@@ -43,7 +43,7 @@ class StageReplay:
         self.first, self.is_last = stage.first == 0, stage.last == len(graph.blocks)
         self.incoming = frozenset() if self.first else frozenset(graph.crossing(stage.first))
         self.outgoing = frozenset() if self.is_last else frozenset(graph.crossing(stage.last))
-        self.sizes = value_bytes(bodies)
+        self.sizes, self._carried = bodies.sizes, bodies.carried
         self.receives = sum(self.sizes[name] for name in self.incoming)
         self.sends = sum(self.sizes[name] for name in self.outgoing)
         self.returns, self.answers = (
@@ -75,11 +75,7 @@ class StageReplay:
         self._sent_back: frozenset[str] = frozenset()
 
     def _differentiable(self, name: str) -> bool:
-        for block in self.graph.blocks:
-            if name in block.writes:
-                body = self.graph.body_of[block.body]
-                return body.outputs[block.writes.index(name)] in body.differentiable
-        return False
+        return name in self._carried
 
     def _passed(self) -> list[str]:
         """What the stage sends in the storage in which it was received."""
@@ -111,7 +107,7 @@ class StageReplay:
             handed = passed.edge if self.hands_on and at == len(self.chain) - 1 else 0
             heap.passing(activations=passed.peak[0] - handed, buffers=handed)
             heap.add("activations", passed.after[0] + sum(link.passes.output_bytes))
-            if max(i for i, other in enumerate(self.chain) if other.unit == link.unit) == at:
+            if self._ends[link.unit] == at:
                 root.after_forward(root.units[link.unit])
             heap.add("activations", -self._released[at])
         heap.add("activations", -self._released[len(self.chain)])
@@ -119,6 +115,25 @@ class StageReplay:
         for name, size in self.context.items():
             if name not in self._keepers:
                 heap.add("activations", -size)
+
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        """The last block of every unit."""
+        return {link.unit: at for at, link in enumerate(self.chain)}
+
+    @cached_property
+    def _bound(self) -> list[dict[str, str]]:
+        """By block, the values that its inputs are bound to."""
+        return [
+            {value.name: name for value, name in zip(self.graph.body_of[link.block.body].inputs, link.block.reads, strict=True)}
+            for link in self.chain
+        ]
+
+    @cached_property
+    def _first_owned(self) -> list[list[str]]:
+        """By block, its inputs of which it is the first keeper (see :meth:`_owned`)."""
+        first = {name: found[0] for name, found in self._keepers.items()}
+        return [self._owned(at, first) for at in range(len(self.chain))]
 
     @cached_property
     def _released(self) -> list[int]:
@@ -229,8 +244,7 @@ class StageReplay:
 
     def _run(self, at: int, kind: Literal["full", "input"], flows: Flows) -> list[Flow]:
         """One block's backward pass, or the input part of it; the gradients that it leaves."""
-        link, heap = self.chain[at], self.heap
-        body = self.graph.body_of[link.block.body]
+        link, heap, bound = self.chain[at], self.heap, self._bound[at]
         waits, joins = self._shared(at)
         held = [
             flows.take(name) if size else None
@@ -239,11 +253,10 @@ class StageReplay:
         self._arrived[at] = held
         numbers = {id(item): number for number, item in enumerate(held) if item is not None}
         passed = link.passes.backward(
-            kind, present=self._present(link), owned=self._owned(at, {name: found[0] for name, found in self._keepers.items()}),
+            kind, present=self._present(link), owned=self._first_owned[at],
             arrivals=[None if item is None else Arrival(numbers[id(item)], item.size, item.held) for item in held],
             waits=waits, joins=joins,
         )
-        bound = {value.name: name for value, name in zip(body.inputs, link.block.reads, strict=True)}
         leaving = flows.settle(at, held, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
         handed = flows.handed(leaving)
         early = sum(flow.storage.size for flow in handed if flow.there)

@@ -78,7 +78,7 @@ def _value(
 ) -> dict[pulp.LpVariable, float]:
     """Edges and conversions of one value; returns their terms of the objective."""
     terms: dict[pulp.LpVariable, float] = {}
-    shared: dict[tuple[Placement, Placement], pulp.LpVariable] = {}
+    shared: dict[tuple[int, int], pulp.LpVariable] = {}
     slots = space.readers.get(value, ())
     for slot in range(len(slots)):
         for pair, edge in _edge(space, problem, taken, value, slot, f"{number}_{slot}").items():
@@ -97,14 +97,14 @@ def _value(
 
 def _edge(
     space: Space, problem: pulp.LpProblem, taken: Mapping[str, list[pulp.LpVariable]], value: str, slot: int, label: str
-) -> dict[tuple[Placement, Placement], pulp.LpVariable]:
+) -> dict[tuple[int, int], pulp.LpVariable]:
     """The variables of one edge, tied by equalities to the choices at both ends."""
     writer, at = space.writer[value]
     reader, position = space.readers[value][slot]
-    sources: dict[Placement, dict[pulp.LpVariable, float]] = {}
+    sources: dict[int, dict[pulp.LpVariable, float]] = {}
     for variable, choice in zip(taken[writer.name], writer.choices, strict=True):
         sources.setdefault(choice.writes[at], {})[variable] = -1.0
-    targets: dict[Placement, dict[pulp.LpVariable, float]] = {}
+    targets: dict[int, dict[pulp.LpVariable, float]] = {}
     for variable, choice in zip(taken[reader.name], reader.choices, strict=True):
         targets.setdefault(choice.reads[position], {})[variable] = -1.0
     edges = {

@@ -8,21 +8,18 @@ disappears without leaving a trace in the solver's problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from planner.ir.placement import Placement
 from planner.placement.space import Choice, Space, Vertex
 
 # A merged vertex may have as many choices as the larger of the two, or so many. Larger ones make the solver slower
 # than the two vertices apart.
 MOST_CHOICES = 24
 
-_Outside = tuple[tuple[Placement, ...], tuple[Placement, ...]]
-"""How reads and writes lie that others see."""
-_Inside = tuple[tuple[Placement | None, ...], tuple[Placement | None, ...]]
-"""How inner reads and writes lie; None where a value is not inner."""
-_Side = tuple[tuple[Placement, ...], tuple[Placement, ...], Choice]
+_Ends = tuple[tuple[int, ...], tuple[int, ...]]
+"""How some reads and some writes lie."""
+_Side = tuple[tuple[int, ...], tuple[int, ...], Choice]
 """A choice, and how its outer reads and writes lie."""
 
 
@@ -100,12 +97,14 @@ def _merge(space: Space, first: Vertex, second: Vertex) -> Vertex:
         if (slots := space.readers.get(value)) is not None and all(vertex.name in names for vertex, _ in slots)
     }
     all_reads, all_writes = (*first.reads, *second.reads), (*first.writes, *second.writes)
-    cheapest: dict[_Outside, tuple[float, Choice, Choice]] = {}
+    inner_reads = [value for value in all_reads if value in inner]
+    inner_writes = [value for value in all_writes if value in inner]
+    cheapest: dict[_Ends, tuple[float, Choice, Choice]] = {}
     two_sides = _sides(second, inner)
     for inside, ones in _sides(first, inner).items():
         for other, twos in two_sides.items():
-            placed = zip(all_reads, inside[0] + other[0], strict=True)
-            between = _inner_price(space, inner, placed, dict(zip(all_writes, inside[1] + other[1], strict=True)))
+            read = zip(inner_reads, inside[0] + other[0], strict=True)
+            between = _inner_price(space, read, dict(zip(inner_writes, inside[1] + other[1], strict=True)))
             if between is None:
                 continue
             for reads, writes, one in ones:
@@ -123,32 +122,28 @@ def _merge(space: Space, first: Vertex, second: Vertex) -> Vertex:
     )
 
 
-def _sides(vertex: Vertex, inner: set[str]) -> dict[_Inside, list[_Side]]:
+def _sides(vertex: Vertex, inner: set[str]) -> dict[_Ends, list[_Side]]:
     """The choices of a vertex by how inner values lie in them, each with how its other reads and writes lie."""
-    reads, writes = [value in inner for value in vertex.reads], [value in inner for value in vertex.writes]
-    sides: dict[_Inside, list[_Side]] = {}
+    reads, other_reads = _positions(vertex.reads, inner)
+    writes, other_writes = _positions(vertex.writes, inner)
+    sides: dict[_Ends, list[_Side]] = {}
     for choice in vertex.choices:
-        inside = (
-            tuple(placed if own else None for placed, own in zip(choice.reads, reads, strict=True)),
-            tuple(placed if own else None for placed, own in zip(choice.writes, writes, strict=True)),
-        )
-        outside = (
-            tuple(placed for placed, own in zip(choice.reads, reads, strict=True) if not own),
-            tuple(placed for placed, own in zip(choice.writes, writes, strict=True) if not own),
-        )
+        inside = tuple([choice.reads[at] for at in reads]), tuple([choice.writes[at] for at in writes])
+        outside = tuple([choice.reads[at] for at in other_reads]), tuple([choice.writes[at] for at in other_writes])
         sides.setdefault(inside, []).append((*outside, choice))
     return sides
 
 
-def _inner_price(
-    space: Space, inner: set[str], reads: Iterable[tuple[str, Placement | None]], written: Mapping[str, Placement | None]
-) -> float | None:
+def _positions(values: Sequence[str], inner: set[str]) -> tuple[list[int], list[int]]:
+    """Positions of the inner values, and of the others."""
+    return [at for at, v in enumerate(values) if v in inner], [at for at, v in enumerate(values) if v not in inner]
+
+
+def _inner_price(space: Space, reads: Iterable[tuple[str, int]], written: Mapping[str, int]) -> float | None:
     """Units of the conversions of inner values, once per (value, target); None where one is illegal."""
     total = 0.0
-    for value, target in dict.fromkeys(read for read in reads if read[0] in inner):
-        source = written[value]
-        assert source is not None and target is not None
-        price = space.conversion_price(value, source, target)
+    for value, target in dict.fromkeys(reads):
+        price = space.conversion_price(value, written[value], target)
         if price is None:
             return None
         total += price

@@ -71,10 +71,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to place a vertex: ``reads``/``writes`` align with the vertex's; ``picks`` is what it means."""
+    """One way to place a vertex: ``reads``/``writes`` align with the vertex's, and are numbers of placements
+    (:meth:`Known.number`: they are compared very often); ``picks`` is what it means."""
 
-    reads: tuple[Placement, ...]
-    writes: tuple[Placement, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
     price: float
     picks: tuple[Pick, ...]
 
@@ -92,10 +93,20 @@ class Vertex:
 @dataclass(frozen=True)
 class Known:
     """What the spaces of one graph, degree and pricing share, filled as they ask. ``seconds``: of every node under every
-    strategy, by body; ``conversions``: seconds and number of collectives of a conversion, None where it is illegal."""
+    strategy, by body; ``conversions``: seconds and number of collectives of a conversion, None where it is illegal;
+    ``placements``: by their numbers."""
 
     seconds: dict[str, Mapping[tuple[str, int], float]] = field(default_factory=dict)
-    conversions: dict[tuple[Value, Placement, Placement], tuple[float, int] | None] = field(default_factory=dict)
+    conversions: dict[tuple[Value, int, int], tuple[float, int] | None] = field(default_factory=dict)
+    placements: list[Placement] = field(default_factory=list)
+    numbers: dict[Placement, int] = field(default_factory=dict)
+
+    def number(self, placement: Placement) -> int:
+        """The number that stands for a placement and all that equal it."""
+        number = self.numbers.setdefault(placement, len(self.placements))
+        if number == len(self.placements):
+            self.placements.append(placement)
+        return number
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class Space:
     pricing: Pricing
     unit_s: float
     activations: Activations
-    prices: dict[tuple[str, Placement, Placement], float | None] = field(
+    prices: dict[tuple[str, int, int], float | None] = field(
         default_factory=dict, repr=False, compare=False
     )
     known: Known = field(default_factory=Known, repr=False, compare=False)
@@ -130,19 +141,20 @@ class Space:
         """The vertex that writes each value, and at which position."""
         return {value: (vertex, at) for vertex in self.vertices for at, value in enumerate(vertex.writes)}
 
-    def conversion_price(self, name: str, source: Placement, target: Placement) -> float | None:
+    def conversion_price(self, name: str, source: int, target: int) -> float | None:
         """Units of converting a value once, forward and backward; None where it cannot be converted."""
         key = (name, source, target)
         if key not in self.prices:
             self.prices[key] = self._conversion_price(self.values[name], source, target)
         return self.prices[key]
 
-    def _conversion_price(self, value: Value, source: Placement, target: Placement) -> float | None:
-        if _FORBIDDEN[self.activations](value, source, target):
+    def _conversion_price(self, value: Value, source: int, target: int) -> float | None:
+        placements = self.known.placements
+        if _FORBIDDEN[self.activations](value, placements[source], placements[target]):
             return None
         key = (value, source, target)
         if key not in self.known.conversions:
-            self.known.conversions[key] = self._conversion(value, source, target)
+            self.known.conversions[key] = self._conversion(value, placements[source], placements[target])
         known = self.known.conversions[key]
         if known is None or source == target:
             return None if known is None else 0.0
@@ -229,24 +241,24 @@ def build_space(
         dearest[name] = max(price, dearest.get(name, 0.0))
     unit_s = sum(dearest.values()) / UNITS or 1.0 / UNITS
     vertices = [
-        *(_source(v.name, boundary.get(v.name, (REPLICATE,))) for v in body.inputs),
-        *(_source(buffer.name, (REPLICATE,)) for buffer in body.buffers),
+        *(_source(known, v.name, boundary.get(v.name, (REPLICATE,))) for v in body.inputs),
+        *(_source(known, buffer.name, (REPLICATE,)) for buffer in body.buffers),
         *(
-            _parameter(parameter.name, {
+            _parameter(known, parameter.name, {
                 placed: pricing.parameter_seconds(parameter.type, placed) / unit_s
                 for placed in _candidates(body, strategies, parameter.name, parameters)
             })
             for parameter in body.parameters
         ),
         *(
-            _operation(body, node, strategies[node.name],
+            _operation(known, body, node, strategies[node.name],
                        [seconds[node.name, at] / unit_s for at in range(len(strategies[node.name]))])
             for node in body.nodes
             if node.base != "getitem"
         ),
         *(
             Vertex(output_vertex(at), (name,), (), tuple(
-                Choice((placement,), (), 0.0, ((output_vertex(at), placement),))
+                Choice((known.number(placement),), (), 0.0, ((output_vertex(at), placement),))
                 for placement in boundary.get(name, (REPLICATE,))
             ))
             for at, name in enumerate(body.outputs)
@@ -265,9 +277,10 @@ def with_state_price(space: Space, body: Body, state_price: float) -> Space:
     if not state_price or not matrices:
         return space
     each = state_price * UNITS / matrices
+    placements = space.known.placements
     return space.with_vertices([
         replace(vertex, choices=tuple(
-            replace(choice, price=choice.price + each * _held(types[vertex.name], choice.writes[0], space.degree))
+            replace(choice, price=choice.price + each * _held(types[vertex.name], placements[choice.writes[0]], space.degree))
             for choice in vertex.choices
         )) if vertex.name in types else vertex
         for vertex in space.vertices
@@ -293,13 +306,14 @@ def body_values(body: Body) -> Mapping[str, Value]:
     }
 
 
-def _source(name: str, candidates: Sequence[Placement]) -> Vertex:
-    return Vertex(name, (), (name,), tuple(Choice((), (p,), 0.0, ((name, p),)) for p in candidates))
+def _source(known: Known, name: str, candidates: Sequence[Placement]) -> Vertex:
+    return Vertex(name, (), (name,), tuple(Choice((), (known.number(p),), 0.0, ((name, p),)) for p in candidates))
 
 
-def _parameter(name: str, prices: Mapping[Placement, float]) -> Vertex:
+def _parameter(known: Known, name: str, prices: Mapping[Placement, float]) -> Vertex:
     return Vertex(name, (), (name,), tuple(
-        Choice((), (placed,), price + _order(name, str(placed)), ((name, placed),)) for placed, price in prices.items()
+        Choice((), (known.number(placed),), price + _order(name, str(placed)), ((name, placed),))
+        for placed, price in prices.items()
     ))
 
 
@@ -334,12 +348,14 @@ def asked_placements(body: Body, strategies: StrategyTable, name: str) -> tuple[
     return tuple(asked), len(slots)
 
 
-def _operation(body: Body, node: Node, strategies: Sequence[OpStrategy], prices: Sequence[float]) -> Vertex:
+def _operation(
+    known: Known, body: Body, node: Node, strategies: Sequence[OpStrategy], prices: Sequence[float]
+) -> Vertex:
     writes, positions = _outputs(body, node)
     return Vertex(node.name, node.operands, writes, tuple(
         Choice(
-            strategy.operands,
-            tuple(strategy.outputs[position] for position in positions),
+            tuple(map(known.number, strategy.operands)),
+            tuple(known.number(strategy.outputs[position]) for position in positions),
             price + _tie(node, strategy),
             ((node.name, strategy),),
         )

@@ -233,7 +233,7 @@ class Ranks:
                 blocks = np.repeat(np.tile(lives[order], len(mine)), ways[mine][:, order].ravel()).reshape(len(mine), count)
                 worst = np.maximum(worst, whole.seconds(free - whole.kept(blocks), transients))
             seconds[mine] = worst.min(axis=1)
-        return seconds + self._others(run)[rank]
+        return np.asarray(seconds + self._others(run)[rank])
 
     def _lives(self, run: int, count: int) -> Floats:
         """[constraints, blocks]: live micro-batches of the stages that so many blocks of a run lie on, growing, at least: one

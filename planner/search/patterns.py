@@ -135,7 +135,7 @@ class Patterns:
         blocks = np.stack([counts[:, shape.ranks == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
         if at_least is not None:
             blocks = np.maximum(blocks, at_least)
-        return np.concatenate(parts) + self._tails(blocks, target_s).max(axis=1)
+        return np.asarray(np.concatenate(parts) + self._tails(blocks, target_s).max(axis=1))
 
     def _tails(self, blocks: NDArray[np.int64], target_s: float) -> Floats:
         """[cases, ranks]: seconds once a step with so many blocks of the run on each rank. A ZeRO stage that has less to do
@@ -236,15 +236,12 @@ class Patterns:
         """The cases with a rank's blocks in any of the ``ways``, as far as they may be quicker than the target; None where they
         are too many. Stage by stage from the last one, each with as many blocks as it can have for itself beside the
         ranks that are decided: where both work on the same micro-batches, one waits for the other."""
-        owned, decided = self.shape.owned(rank), len(cases.counts) > 1 or (cases.counts != self.fewest).any()
-        if len(ways) * len(cases.counts) <= len(ways) or not decided:
-            caps = np.broadcast_to(ways.max(axis=0, initial=0), (len(cases.counts), len(owned)))
-        else:
-            found = self._caps(looked, cases.counts, owned, ways.max(axis=0, initial=0))
-            if found is None:
-                return None
-            caps = found
-        origin, node, before = np.arange(len(cases.counts)), np.zeros(len(cases.counts), dtype=np.int64), len(cases.counts)
+        owned, before, most_each = self.shape.owned(rank), len(cases.counts), ways.max(axis=0, initial=0)
+        alone = before <= 1
+        caps = np.tile(most_each, (before, 1)) if alone else self._caps(looked, cases.counts, owned, most_each)
+        if caps is None:
+            return None
+        origin, node = np.arange(before), np.zeros(before, dtype=np.int64)
         for at, branches in zip(range(len(owned) - 1, -1, -1), _tree(ways), strict=True):
             rows, node = branches.of(node)
             if len(rows) > looked.left:
@@ -254,7 +251,7 @@ class Patterns:
             laid = cases.counts[:, owned[at:]].sum(axis=1) + caps[origin, :at].sum(axis=1)
             kept = (branches.values[node] <= caps[origin, at]) & (most - laid + cases.missed <= spare)
             cases, origin, node = cases.part(kept), origin[kept], node[kept]
-            if decided and len(cases.counts) > GROWTH * before and at:
+            if not alone and len(cases.counts) > GROWTH * before and at:
                 kept = looked.quick(cases.counts)
                 cases, origin, node, before = cases.part(kept), origin[kept], node[kept], int(kept.sum())
         cases = _Cases(cases.counts, cases.missed + most - cases.counts[:, owned].sum(axis=1))

@@ -65,6 +65,7 @@ def table(
 def union(tables: Sequence[Table]) -> Table:
     """All choices of several tables."""
     return Table(
-        *(np.concatenate([getattr(t, part) for t in tables]) for part in ("sums", "peaks", "lasting")),
+        np.concatenate([t.sums for t in tables]), np.concatenate([t.peaks for t in tables]),
+        np.concatenate([t.lasting for t in tables]),
         tuple(name for t in tables for name in t.names),
     )

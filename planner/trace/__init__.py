@@ -21,15 +21,16 @@ from planner.trace.widen import widen_loss
 __all__ = ["ModelSource", "load_model", "trace_model"]
 
 
-def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str) -> ModelGraph:
+def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str, repeats: bool = True) -> ModelGraph:
     """The training step of a model: forward, loss and weight, symbolic in the batch.
 
     ``sequence``: tokens of one sample (None: the source's own; where it has none either, the model's inputs fix it or
-    have none). ``dtype``: what the model is built, traced and run in. Raises ModelError, naming the source line, where
-    the model cannot be traced faithfully.
+    have none). ``dtype``: what the model is built, traced and run in. ``repeats``: repeated modules that are provably alike
+    are traced once; the graph is the same without. Raises ModelError, naming the source line, where the model cannot be
+    traced faithfully.
     """
     built = build(source, dtype)
-    exported = export(source, built, source.sequence if sequence is None else sequence)
+    exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
     graph = flatten(exported, built)
     graph = canonicalise(graph)
     graph = unflatten(graph)

@@ -51,9 +51,12 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
             module = source.build()
     canonical = _canonical(module)
+    aliases: dict[str, list[str]] = {}
+    for name, first in canonical.items():
+        aliases.setdefault(first, []).extend([name] if name != first else [])
     parameters, drawn, frozen = [], {}, []
     for fqn, trained in module.named_parameters():
-        parameters.append(_parameter(source.where, fqn, trained, recorder, canonical))
+        parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn])))
         history = recorder.history(trained)
         if history.draw is not None:
             drawn[fqn] = history.draw
@@ -83,7 +86,7 @@ def _canonical(module: nn.Module) -> dict[str, str]:
 
 
 def _parameter(
-    where: str, fqn: str, tensor: nn.Parameter, recorder: Recorder, canonical: Mapping[str, str]
+    where: str, fqn: str, tensor: nn.Parameter, recorder: Recorder, aliases: tuple[str, ...]
 ) -> Parameter:
     if nn.parameter.is_lazy(tensor):
         raise ModelError(where, f"parameter {fqn} is lazy: it has no shape yet", "give its module's sizes")
@@ -94,7 +97,7 @@ def _parameter(
         fqn=fqn,
         type=type_of(tensor),
         init=recipe(fqn, where, tensor, recorder.history(tensor), stale),
-        aliases=tuple(name for name, first in canonical.items() if first == fqn and name != fqn),
+        aliases=aliases,
         trainable=tensor.requires_grad,
         decay=tensor.dim() > 1,
     )

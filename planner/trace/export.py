@@ -27,11 +27,12 @@ from torch.export import ExportedProgram
 from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput
 from planner.ir.types import BatchMultiple, TensorType
-from planner.trace.build import BuiltModel
+from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
 from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
 from planner.trace.recipes import default_dtype
+from planner.trace.repeats import draw_out, repeats_as_one
 
 BATCH = 1_000_003
 """Samples of the traced batch: a prime beyond any size of a model."""
@@ -64,26 +65,47 @@ class TrainingStep(nn.Module):
         return self.loss(outputs, batch)
 
 
-def export(source: ModelSource, built: BuiltModel, sequence: int | None) -> Exported:
-    """Trace the step. Raises ModelError, naming the source line, where torch.export cannot."""
+def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repeats: bool = True) -> Exported:
+    """Trace the step. Raises ModelError, naming the source line, where torch.export cannot.
+
+    ``repeats``: repeated modules that are provably alike are traced once, with the same result.
+    """
     _check_sizes(source, built, sequence)
     with built.fake:
         batch = _example_batch(source, built, sequence)
-    accepted = _accepted(source, built.module, batch)
-    loss = source.loss or default_loss
-    step = TrainingStep(built.module, accepted, loss)
+    program = _program(source, built, batch, repeats)
+    if program is None:  # a model as new: forward may have changed the other
+        return export(source, build(source, built.dtype), sequence, repeats=False)
+    given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
+    return Exported(source.where, program, given, sequence or 0)
+
+
+def _program(
+    source: ModelSource, built: BuiltModel, batch: dict[str, Tensor], repeats: bool
+) -> ExportedProgram | None:
+    """The step as torch exports it; None where it has to be exported without repeats."""
+    step = TrainingStep(built.module, _accepted(source, built.module, batch), source.loss or default_loss)
+    firsts: Mapping[object, object] = {}
     with _quiet():
         try:
-            with built.fake, refuse_assignments(built.module):
+            with contextlib.ExitStack() as stack:
+                if repeats:
+                    firsts = stack.enter_context(repeats_as_one(built.module, "model"))
+                stack.enter_context(built.fake)
+                stack.enter_context(refuse_assignments(built.module))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
+            if firsts and not draw_out(program):
+                return None
             if _mutates(program):
+                program.graph_module.recompile()
                 program = program.run_decompositions({})
+            return program
         except ShardwrightError:
             raise
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
+            if firsts:
+                return None
             raise _untraceable(source.where, error) from error
-    given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
-    return Exported(source.where, program, given, sequence or 0)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,13 +83,15 @@ class Recorder(TorchDispatchMode):
     def _execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         mutable = func._schema.is_mutable
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            if func in _FILLING and len(tensors) == 1 and _fills(func, args, kwargs):
+                return args[0]
             with self.fake:
                 result = func(*args, **kwargs)
             if mutable and not isinstance(args[0], FakeTensor):
                 self.stale.add(_key(args[0]))
                 return args[0]
             return result
-        if not mutable and not _is_view(func):
+        if not mutable and not _is_view(func) and not _is_small(func, args):
             with self.fake:
                 shadow = func(*args, **kwargs)
             limit = REAL_ELEMENTS if _overload_base(func).startswith(("empty", "rand", "new_empty")) else REAL_TABLE_ELEMENTS
@@ -213,6 +216,24 @@ def _key(tensor: Tensor) -> int:
 
 def _overload_base(func: Any) -> str:
     return str(func._schema.name).removeprefix("aten::")
+
+
+_FILLING = frozenset({torch.ops.aten.zero_.default, torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default})
+
+
+def _fills(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a fill of a fake tensor leaves all that is known of it as it is, and raises no error."""
+    if func is torch.ops.aten.zero_.default:
+        return True
+    numbers = args[1:]
+    if len(numbers) != 2 or kwargs.keys() - {"generator"} or not args[0].is_floating_point():
+        return False
+    return bool(numbers[0] <= numbers[1] if func is torch.ops.aten.uniform_.default else numbers[1] >= 0)
+
+
+def _is_small(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an uninitialised tensor is known to be small before it is made."""
+    return func is torch.ops.aten.empty.memory_format and math.prod(args[0]) <= REAL_ELEMENTS
 
 
 def _is_view(func: Any) -> bool:
