@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[job.name for job in JOBS], help="only these")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"), help="written into the results")
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of solving, as the command's own default")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of solving, as the command's own default")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows = []

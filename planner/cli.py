@@ -75,7 +75,7 @@ def plan(
     top: Annotated[int, typer.Option(help="So many of the best plans: plan.yaml, plan.2.yaml, ...")] = 1,
     pareto: Annotated[bool, typer.Option("--pareto", help="The front between time and memory.")] = False,
     gap: Annotated[float, typer.Option(help="Stop within this part of the optimum.")] = 0.001,
-    time_limit: Annotated[float, typer.Option(help="Seconds of each search; the honest gap is reported.")] = 20.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds of each search; the honest gap is reported.")] = 60.0,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")] = Path("plan.yaml"),
     json_: Json = False,
 ) -> None:

@@ -41,10 +41,11 @@ Found = Callable[[Counts], float]
 
 @dataclass
 class _Branch:
-    """``leaf``: its exact program, where numbers of blocks are whole."""
+    """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for."""
 
     box: Box
     leaf: Counts | None = None
+    mixed: bool = False
 
 
 @dataclass
@@ -110,8 +111,8 @@ class Branches:
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
                 return target_s
-            if len(bounds) == UNTIL_MIXED + 1 and not agreed:
-                counts.mix(effort)
+            if len(bounds) > UNTIL_MIXED and not agreed and not branch.mixed:
+                branch.mixed = counts.mix(effort)
         assert counts.values is not None
         parts = self._parts(counts.values)
         if parts is None:

@@ -207,11 +207,11 @@ class Counts:
         self._seen = len(paths)
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
-    def mix(self, effort: Effort) -> None:
-        """Add the best mixture of paths, where there is time to find it."""
+    def mix(self, effort: Effort) -> bool:
+        """Add the best mixture of paths, where there is time to find it; whether there was."""
         left = effort.deadline - time.perf_counter()
         if mixing_seconds(self.shape) > left:
-            return
+            return False
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
         rows = [row for row in program.rows if row.lasting]
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
@@ -219,6 +219,7 @@ class Counts:
             paths.append(found.path)
             self._core, self._mixed = (self.layout.times(found.values), float(found.values[TAIL])), True
             self._simulate(*self._core, self._sends)
+        return found is not None
 
     def forget(self) -> None:
         """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""
