@@ -1,12 +1,12 @@
 """The least memory of a chain whose ranks own several stages, as an integer program.
 
 Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with recomputation r, and with ZeRO stage z;
-             c[b, s] >= 0: stage s begins with block b; P[s] and g[s], the largest transient and gathered share of a stage;
-             Z[r], the largest of both on a rank; M, the largest rank.
+             c[b, s] >= 0: stage s begins with block b; P[s] and g[s], the largest transient and gathered share of a stage,
+             and L[s], the most that it leaves while others run; Z[r], the largest of these on a rank; M, the largest rank.
 Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
              than the one before it; for each rank and live profile, persistent bytes + live micro-batches x (saved bytes,
              context and what is sent) + receive buffers + Z[r] are at most M; P[s] is at least each transient, g[s]
-             each gathered share; Z[r] is at least each of its stages' P[s] + g[s].
+             each gathered share; Z[r] is at least each of its stages' P[s] + g[s] with the others' L.
 Objective    M, least.
 """
 
@@ -81,14 +81,17 @@ class _Model:
 
     def _transients(self) -> None:
         self.tops = [pulp.LpVariable(f"Z_{rank}", 0) for rank in range(self.shape.pipeline)]
+        states, blocks = self.ranges.costed.states[self.ranges.option], self.ranges.costed.graph.blocks
+        peaks, shared, left = ([pulp.LpVariable(f"{name}_{s}", 0) for s in range(self.shape.stages)] for name in "PgL")
+        for b, s in self.held:
+            stays: dict[object, int] = {zero: state.lasting_bytes for zero, state in states[blocks[b].body].items()}
+            self.problem += peaks[s] >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.levels[b, s])
+            self.problem += shared[s] >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
+            self.problem += left[s] >= pulp.lpSum(stays[choice[3]] / self.unit * v for v, choice in self.zeros[b, s])
         for s in range(self.shape.stages):
-            peak, shared = pulp.LpVariable(f"P_{s}", 0), pulp.LpVariable(f"g_{s}", 0)
-            for b in range(self.ranges.count):
-                if (b, s) not in self.held:
-                    continue
-                self.problem += peak >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.levels[b, s])
-                self.problem += shared >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
-            self.problem += self.tops[self.shape.rank_of(s)] >= peak + shared
+            rank = self.shape.rank_of(s)
+            others = pulp.lpSum(left[other] for other in self.shape.owned(rank) if other != s)
+            self.problem += self.tops[rank] >= peaks[s] + shared[s] + others
 
     def _memory(self) -> None:
         costed = self.ranges.costed

@@ -66,7 +66,7 @@ def _block(draw: random.Random, level: Recompute, work: float, saved: int) -> Bl
 
 def _state(draw: random.Random, zero: int, size: int) -> StateCost:
     shard = [size, size // 2, size // 4, size // 8]
-    gather = size if zero == 3 else 0
+    gather = {2: size // 2, 3: size}.get(zero, 0)
     traffic = {0: 0.0, 1: 0.0, 2: 0.1, 3: 0.2}[zero]
     return StateCost(shard[0] if zero < 3 else shard[3], shard[0] if zero < 2 else shard[2], 2 * shard[min(zero, 1)],
-                     gather, draw.uniform(0.2, 0.5), traffic / 2 if zero == 3 else 0.0, traffic, 0.1)
+                     gather, draw.uniform(0.2, 0.5), traffic / 2 if zero == 3 else 0.0, traffic, 0.1, lasting_bytes=gather // 3)
