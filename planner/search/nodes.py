@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
@@ -54,7 +52,7 @@ class Family:
     cluster: Cluster
 
     def bundles(self, groups: Iterable[Sequence[Chain]]) -> list[Bundle]:
-        """The chains of each group as one."""
+        """The chains of each group as one; none of a group whose runs differ."""
         found = []
         for group in groups:
             stream = stream_of(group, self.candidate.mesh, self.cluster, planning_engine())
@@ -74,7 +72,11 @@ class Family:
         groups: dict[object, list[Chain]] = {}
         for chain in self.chains:
             groups.setdefault(chain.repeated, []).append(chain)
-        return self.bundles(groups.values())
+        return [bundle for group in groups.values() for bundle in self.bundles([group]) or self.apart(group)]
+
+    def apart(self, chains: Sequence[Chain]) -> list[Bundle]:
+        """Each chain for itself."""
+        return self.bundles((chain,) for chain in chains)
 
 
 @dataclass
@@ -161,21 +163,18 @@ class Attempt:
         """An attempt for each of its chains."""
         family = scope.family(self.candidate)
         assert family is not None
-        bundles = family.bundles((task.chain,) for task in self.tasks)
+        bundles = family.apart([task.chain for task in self.tasks])
         return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in bundles]
 
     def probe(self, report: Look, target_s: float) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
         cuts = even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)
         patterns = Patterns(self.counts.ranks)
-        if not patterns.possible:
-            self._cut(cuts, report)
-            return
-        cases = np.concatenate([patterns.counts_of(cuts)[None], patterns.even()])
-        seconds = patterns.seconds(cases, target_s - self.tied_s) + self.tied_s
-        for at in dict.fromkeys((0, 1 + int(seconds[1:].argmin()))):
-            if seconds[at] < target_s:
-                self._cut(patterns.cuts(cases[at]), report)
+        self._cut(cuts, report, target_s)
+        if patterns.possible:
+            even = patterns.even()
+            seconds = patterns.seconds(even, target_s - self.tied_s)
+            self._cut(patterns.cuts(even[int(seconds.argmin())]), report, target_s)
 
     @property
     def candidate(self) -> Candidate:
@@ -205,19 +204,23 @@ class Attempt:
     def _report(self, counts: Counts, report: Look, target_s: float) -> None:
         """The plan of a solution, or one near it; of several chains, whether it may be quicker than the target."""
         if not counts.exact:
-            self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report)
+            self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report, target_s)
         elif len(self.tasks) > 1:
-            self.mixed = counts.simulated_s + self.tied_s < target_s
+            self.mixed |= counts.simulated_s + self.tied_s < target_s
         else:
             prediction = try_stages(self.tasks[0], counts.stages(), report)
             if prediction is not None and not prediction.fits:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
 
-    def _cut(self, cuts: tuple[int, ...], report: Look) -> None:
-        """A plan with these cuts, of the quickest chain that has one."""
-        if cuts not in self._tried:
-            self._tried.add(cuts)
-            any(self._fits(task, cuts, report) for task in self.tasks)
+    def _cut(self, cuts: tuple[int, ...], report: Look, target_s: float) -> None:
+        """A plan with these cuts, of the quickest chain that has one, where it may be quicker than the target."""
+        patterns = Patterns(self.counts.ranks)
+        if cuts in self._tried or (
+            patterns.possible and not patterns.may_be_quicker(patterns.counts_of(cuts), target_s - self.tied_s)
+        ):
+            return
+        self._tried.add(cuts)
+        any(self._fits(task, cuts, report) for task in self.tasks)
 
     def _fits(self, task: Task, cuts: tuple[int, ...], report: Look) -> bool:
         shape = self.counts.shape
