@@ -119,6 +119,9 @@ class Branches:
             target_s = min(target_s, found(counts))
             leaf = Counts(counts.ranks, counts.pool, exact=True, bound=bound)
             leaf.hold(counts.values)
+            # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
+            for box in self._beside(branch.box, counts.values):
+                self._push(bound, _Branch(box))
             self._push(bound, replace(branch, leaf=leaf))
             return target_s
         key, below = parts
@@ -186,6 +189,24 @@ class Branches:
             self.counts.keep(self.counts.shares[index], int(low), high)
         else:
             self.counts.bound_column(index, low, high)
+
+    def _beside(self, box: Box, values: Floats) -> Iterator[Box]:
+        """What a box has beside one point: by the first number that is another, less or more, those before it the same."""
+        sides, counts = dict(box), self.counts
+        amounts: list[tuple[Key, float]] = [
+            ((True, at), float(values[share.columns].sum())) for at, share in enumerate(counts.shares)
+        ]
+        amounts += [((False, int(at)), float(values[at])) for at in (*counts.layout.n_at, *counts.layout.break_at)]
+        for key, amount in amounts:
+            shared, index = key
+            least, most = (0.0, counts.most(counts.shares[index])) if shared else counts.sides(index)
+            low, high = sides.get(key, (0.0, math.inf))
+            low, high, here = max(low, least), min(high, most), float(round(amount))
+            if low < here:
+                yield (*((other, each) for other, each in sides.items() if other != key), (key, (low, here - 1)))
+            if here < high:
+                yield (*((other, each) for other, each in sides.items() if other != key), (key, (here + 1, high)))
+            sides[key] = (here, here)
 
     def _parts(self, values: Floats) -> tuple[Key, float] | None:
         """What is farthest from whole, and its whole part: sums of ranks first, then stages, then ends of runs."""

@@ -184,10 +184,18 @@ class Counts:
     def keep(self, share: Share, fewest: int = 0, largest: float = math.inf) -> None:
         """A rank has so many blocks of a run, and no more than it can have: then its own work takes at least so long."""
         assert self._program is not None and self._costs is not None
-        cap = float(self._most[share.run][share.rank])
+        cap = self.most(share)
         self._program.bound_row(share.row, float(fewest) if fewest else -math.inf, max(float(fewest), min(largest, cap)))
         own_s = self._costs.own_s(share.run, share.rank, fewest) if fewest else 0.0
         self._program.bound_row(share.row + 1, own_s / self.shape.microbatches, math.inf)
+
+    def most(self, share: Share) -> float:
+        """Blocks of a run that a rank can have, as far as plans quicker than the last target have them."""
+        return float(self._most[share.run][share.rank])
+
+    def sides(self, column: int) -> tuple[float, float]:
+        """The bounds that a column had at first."""
+        return float(self._sides[0][column]), float(self._sides[1][column])
 
     def look(self, effort: Effort) -> tuple[Outcome, bool]:
         """Solve with real variables, whatever bounds the columns have now, and add the paths that are longer than known. Says

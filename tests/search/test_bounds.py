@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hardware_profiles import Engine
@@ -165,8 +165,15 @@ def _check_search(case: Case, graph: ModelGraph, costed: CostedGraph, best: Pred
     assert result.optimality_gap <= 1e-3, f"gap {result.optimality_gap}"
 
 
+WHOLE_BY_CHANCE = Case(
+    "interleaved-zero-bubble", 2, 2, 4, 2, "eabbh", True, (0, 1, 2), ("none",), 40_000_000, 120, 120, planning_engine(),
+)
+"""Real variables give whole numbers of blocks, whose best choices are worse than those of other numbers."""
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@example(case=WHOLE_BY_CHANCE)
 @given(case=cases())
 def test_no_bound_excludes_the_best_plan(case: Case) -> None:
     if case.plans > 2500:
