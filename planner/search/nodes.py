@@ -213,14 +213,16 @@ class Attempt:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
 
     def _cut(self, cuts: tuple[int, ...], report: Look, target_s: float) -> None:
-        """A plan with these cuts, of the quickest chain that has one, where it may be quicker than the target."""
+        """Plans with these cuts where they may be quicker than the target: for each ZeRO stage of tied parameters, of the
+        quickest chain that has one."""
         patterns = Patterns(self.counts.ranks)
         if cuts in self._tried or (
             patterns.possible and not patterns.may_be_quicker(patterns.counts_of(cuts), target_s - self.tied_s)
         ):
             return
         self._tried.add(cuts)
-        any(self._fits(task, cuts, report) for task in self.tasks)
+        for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
+            any(self._fits(task, cuts, report) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
 
     def _fits(self, task: Task, cuts: tuple[int, ...], report: Look) -> bool:
         shape = self.counts.shape
