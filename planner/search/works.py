@@ -77,8 +77,9 @@ class Work:
         peak = np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
         held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
-        # Only where all blocks share one stage does the largest gathered share meet the largest peak.
-        gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if alone else traffic.peaks.min()
+        # Only where all blocks share one stage does the largest gathered share meet the largest peak; no blocks gather nothing.
+        together = alone or not count
+        gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if together else traffic.peaks.min()
         each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
         once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         seconds = shared @ (each_s + once_s)
@@ -139,7 +140,6 @@ class Whole:
     work_s: Floats
     held: Falling
     gathered: Falling
-
 
     def seconds(self, spare: Floats, transients: Floats) -> Floats:
         """[constraints, mixtures]: a step, where so many bytes are left beside what is kept and the least ``transients``: the
