@@ -212,7 +212,7 @@ class Ranks:
         """[ranks]: the least seconds a step of ``count`` whole blocks."""
         whole = self.known[run].whole(count, alone=self.shape.virtual == 1)
         transients = self.transients[self._frame.rank, None]
-        seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(self._lives(run, count)), transients)
+        seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(self._least_lives(run, count)), transients)
         return np.asarray(self._worst(seconds).min(axis=1))
 
     def least_s(self, run: int, counts: Indices) -> Floats:
@@ -235,7 +235,7 @@ class Ranks:
             seconds[mine] = worst.min(axis=1)
         return np.asarray(seconds + self._others(run)[rank])
 
-    def _lives(self, run: int, count: int) -> Floats:
+    def _least_lives(self, run: int, count: int) -> Floats:
         """[constraints, blocks]: live micro-batches of the stages that so many blocks of a run lie on, growing, at least: one
         block is on every stage that can have no other run's, all others are on the emptiest stage."""
         frame, stages = self._frame, np.arange(self.shape.stages)

@@ -95,7 +95,7 @@ class Counts:
     tightenings: int = 0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
-    _mixed: bool = False
+    _guided: bool = False
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -225,13 +225,13 @@ class Counts:
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
         if found is not None:
             paths.append(found.path)
-            self._core, self._mixed = (self.layout.times(found.values), float(found.values[TAIL])), True
+            self._core, self._guided = (self.layout.times(found.values), float(found.values[TAIL])), True
             self._simulate(*self._core, self._sends)
         return found is not None
 
     def forget(self) -> None:
         """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""
-        self.core_s, self._core = math.inf, self._core if self._mixed else None
+        self.core_s, self._core = math.inf, self._core if self._guided else None
 
     def restrict(self, target_s: float) -> bool:
         """Count with plans quicker than the target only. False where there is none."""
@@ -300,7 +300,7 @@ class Counts:
         )
         if length + tail_s < self.core_s:
             self.core_s = length + tail_s
-            self._core = self._core if self._mixed else (times, tail_s)
+            self._core = self._core if self._guided else (times, tail_s)
         return length, found
 
     def stages(self) -> tuple[StagePlan, ...]:

@@ -250,14 +250,14 @@ class Patterns:
         if caps is None:
             return None
         origin, node = np.arange(before), np.zeros(before, dtype=np.int64)
-        for at, branches in zip(range(len(owned) - 1, -1, -1), _tree(ways), strict=True):
-            rows, node = branches.of(node)
+        for at, level in zip(range(len(owned) - 1, -1, -1), _tree(ways), strict=True):
+            rows, node = level.of(node)
             if len(rows) > looked.left:
                 return None
             cases, origin = cases.part(rows), origin[rows]
-            cases.counts[:, owned[at]] = branches.values[node]
+            cases.counts[:, owned[at]] = level.values[node]
             laid = cases.counts[:, owned[at:]].sum(axis=1) + caps[origin, :at].sum(axis=1)
-            kept = (branches.values[node] <= caps[origin, at]) & (most - laid + cases.missed <= spare)
+            kept = (level.values[node] <= caps[origin, at]) & (most - laid + cases.missed <= spare)
             cases, origin, node = cases.part(kept), origin[kept], node[kept]
             if not alone and len(cases.counts) > GROWTH * before and at:
                 kept = looked.quick(cases.counts)
@@ -328,7 +328,7 @@ def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class _Branches:
+class _Level:
     """One level of a tree. ``values`` [nodes]; the nodes under node i of the level above are those from ``starts[i]`` to
     ``starts[i + 1]``."""
 
@@ -343,7 +343,7 @@ class _Branches:
         return rows, self.starts[nodes][rows] + within
 
 
-def _tree(ways: NDArray[np.int64]) -> list[_Branches]:
+def _tree(ways: NDArray[np.int64]) -> list[_Level]:
     """``ways`` [ways, stages], the last stage at the root."""
     turned = ways[:, ::-1]
     turned = turned[np.lexsort(turned.T[::-1])]
@@ -353,6 +353,6 @@ def _tree(ways: NDArray[np.int64]) -> list[_Branches]:
         first[1:] = (turned[1:, : depth + 1] != turned[:-1, : depth + 1]).any(axis=1)
         parents = above[first]
         starts = np.searchsorted(parents, np.arange(int(above.max(initial=0)) + 2))
-        levels.append(_Branches(turned[first, depth], starts))
+        levels.append(_Level(turned[first, depth], starts))
         above = np.cumsum(first) - 1
     return levels

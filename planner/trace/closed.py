@@ -34,8 +34,8 @@ _NAMES = ("LOAD_NAME", "LOAD_BUILD_CLASS", "LOAD_LOCALS", "LOAD_FROM_DICT", "LOA
 _REGIONS = frozenset({"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "autocast"})
 """Regions that an export cuts out of its graph."""
 
-_ELSEWHERE = frozenset({"__init__", "__repr__", "extra_repr"})
-"""What no forward runs."""
+_ELSEWHERE = frozenset({"__init__"})
+"""What no closed forward runs. (It can ask for the module's text, ``f"{self}"``, without a name that would tell.)"""
 
 _SAID = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__constants__", "__parameters__", "__orig_bases__",

@@ -109,6 +109,7 @@ def test_open(forward: str) -> None:
 @pytest.mark.parametrize("members", [
     "shared = []", "table = {}", "cached = functools.cached_property(lambda self: 1)",
     "@property\n    def x(self):\n        return next(COUNTER)",
+    "def extra_repr(self):\n        return str(next(COUNTER))", "def __repr__(self):\n        return str(next(COUNTER))",
     "@staticmethod\n    def x():\n        return TABLE", "__call__ = part", "def _call_impl(self, *a):\n        TABLE[0] = a",
 ])
 def test_members_and_bases_count(members: str) -> None:
