@@ -1,13 +1,15 @@
 """A plan without solving: given cuts, every block begins with its quickest choices, and each rank that does not fit trades
-the least time for the most bytes until it does."""
+the least time for the most bytes until it does. (:mod:`polish` then looks which stages of a rank had better be the slow
+ones.)"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.evaluate import receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
@@ -15,7 +17,12 @@ from planner.search.chain import Chain
 from planner.search.shape import Shape
 from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED, Floats, Table
 
-MOST_TRADES = 400
+Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
+ALIKE = 1e-9
+"""Prices that differ by no more than this part are alike."""
+PEAK, LASTING = 7, 8
+"""Columns of a table behind its sums."""
 BISECTIONS = 30
 
 
@@ -52,101 +59,176 @@ def _packed(works: Sequence[float], stages: int, most: float) -> tuple[int, ...]
     return tuple(bounds) if bounds[-1] == len(works) else None
 
 
-def greedy_stages(chain: Chain, shape: Shape, bounds: Sequence[int]) -> tuple[StagePlan, ...] | None:
-    """Stages between these bounds, each rank within its memory; None where some rank cannot be."""
-    decisions: list[tuple[BlockDecision, ...]] = [()] * shape.stages
-    for rank in range(shape.pipeline):
-        owned = shape.owned(rank)
-        filled = _fill(chain, shape, rank, owned, bounds)
-        if filled is None:
-            return None
-        for stage in owned:
-            decisions[stage] = filled[stage]
-    return tuple(StagePlan(i, bounds[i], bounds[i + 1], decisions[i]) for i in range(shape.stages))
+@dataclass(frozen=True)
+class Portion:
+    """The blocks of one run on one stage of a rank, and one kind of choice: 0 recomputation, 1 ZeRO stage."""
 
-
-@dataclass
-class _Portion:
-    """The blocks of one run on one stage of a rank: how many take each choice. ``size``: bytes of each choice of one
-    block while its micro-batches are alive; ``cost_s``: its seconds a step."""
-
-    stage: int
+    slot: int
     run: int
     kind: int
     table: Table
-    counts: list[int]
-    cost_s: Floats
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What ranks have between given cuts. Numbers of blocks by choice are [cases, portions, choices], each case of one of
+    ``ranks`` [cases]; a rank's last portions and a portion's last choices are empty where others have more."""
+
+    shape: Shape
+    portions: tuple[tuple[Portion, ...], ...]
+    capacity_bytes: Floats
+    """[ranks]."""
     lives: Floats
+    """[ranks, profiles, portions]: live micro-batches of the portions' stages."""
 
+    @staticmethod
+    def of(chain: Chain, shape: Shape, bounds: Sequence[int]) -> Shares:
+        """Of all ranks."""
+        portions = tuple(tuple(_portions(chain, shape, rank, bounds)) for rank in range(shape.pipeline))
+        most, longest = max(map(len, portions)), max(len(shape.live(rank)) for rank in range(shape.pipeline))
+        lives = np.zeros((shape.pipeline, longest, most))
+        for rank, mine in enumerate(portions):
+            profiles = np.array(shape.live(rank), dtype=float)
+            lives[rank, :, : len(mine)] = profiles[np.minimum(np.arange(longest), len(profiles) - 1)][
+                :, [portion.slot for portion in mine]
+            ]
+        capacity = [shape.capacity_bytes - _around(chain, shape, rank, bounds) for rank in range(shape.pipeline)]
+        return Shares(shape, portions, np.array(capacity), lives)
+
+    @cached_property
+    def _tables(self) -> Floats:
+        """[ranks, portions, choices, 9]: a table's columns, not a number where there is no choice."""
+        most = max(len(portion.table.names) for mine in self.portions for portion in mine)
+        tables = np.full((*self.lives.shape[::2], most, LASTING + 1), np.nan)
+        for rank, mine in enumerate(self.portions):
+            for at, portion in enumerate(mine):
+                tables[rank, at, : len(portion.table.names)] = portion.table.columns
+        return tables
+
+    @cached_property
+    def _columns(self) -> Floats:
+        """The same, zero where there is no choice."""
+        return np.nan_to_num(self._tables)
+
+    @cached_property
+    def cost_s(self) -> Floats:
+        """[ranks, portions, choices]: seconds a step of one block, without end where there is no choice."""
+        once_s = self._tables[..., ONCE] + self._tables[..., OPTIMIZER]
+        cost_s = self.shape.microbatches * self._tables[..., :PASSES].sum(axis=-1) + once_s
+        return np.where(np.isnan(cost_s), np.inf, cost_s)
+
+    @cached_property
     def sizes(self) -> Floats:
-        """[profiles, choices]: bytes under each live profile."""
-        return np.asarray(self.table.sums[:, PERSISTENT][None, :] + self.lives[:, None] * self.table.sums[:, SAVED][None, :])
+        """[ranks, profiles, portions, choices]: bytes of one block while its micro-batches are alive."""
+        saved = self.lives[..., None] * self._columns[:, None, :, :, SAVED]
+        return np.asarray(self._columns[:, None, :, :, PERSISTENT] + saved)
+
+    @cached_property
+    def _members(self) -> NDArray[np.bool_]:
+        """[kinds, ranks, virtual stages, portions]: which portions are of a kind and on a stage."""
+        members = np.zeros((2, self.shape.pipeline, self.shape.virtual, self.lives.shape[2]), dtype=bool)
+        for rank, mine in enumerate(self.portions):
+            for at, portion in enumerate(mine):
+                members[portion.kind, rank, portion.slot, at] = True
+        return members
+
+    def loads(self, counts: Numbers, ranks: Indices) -> Floats:
+        """[cases, profiles]: bytes of the blocks under each live profile."""
+        return np.asarray(np.einsum("cpo,clpo->cl", counts, self.sizes[ranks]))
+
+    def excess(self, counts: Numbers, ranks: Indices) -> Floats:
+        """[cases]: bytes that the rank lacks. Transient is the stage with the largest peak and share gathered, and what ZeRO's
+        stages leave while others run."""
+        used, columns = counts > 0, self._columns[ranks]
+        tops = np.where(used, columns[..., PEAK], 0.0).max(axis=2)[:, None]
+        stays = np.where(used, columns[..., LASTING], 0.0).max(axis=2)[:, None]
+        recompute, zero = self._members[:, ranks]
+        left = np.where(zero, stays, 0.0).max(axis=2)
+        worst = np.where(recompute, tops, 0.0).max(axis=2) + np.where(zero, tops, 0.0).max(axis=2) - left
+        transient = worst.max(axis=1) + left.sum(axis=1)
+        return np.asarray(self.loads(counts, ranks).max(axis=1) + transient - self.capacity_bytes[ranks])
+
+    def passes(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
+        """[cases, virtual stages, 3]: seconds of the passes of each stage, computed and of ZeRO's traffic."""
+        seconds = (counts[..., None] * self._columns[ranks][..., :PASSES]).sum(axis=2)
+        recompute, zero = self._members[:, ranks].astype(float) @ seconds
+        return recompute, zero
+
+    def fill(self, *, late: bool) -> Numbers | None:
+        """[ranks, portions, choices]: from the quickest choice of every block, trades until each rank fits, for the least
+        seconds a byte: of stages that are alike the first ones, or the ``late`` ones. None where there is no way."""
+        every = np.arange(self.shape.pipeline)
+        counts = np.zeros(self.cost_s.shape, dtype=np.int64)
+        for rank, mine in enumerate(self.portions):
+            at = np.arange(len(mine))
+            counts[rank, at, self.cost_s[rank, : len(mine)].argmin(axis=1)] = [portion.blocks for portion in mine]
+        while True:
+            excess = self.excess(counts, every)
+            ranks = np.flatnonzero(excess > 0)
+            if not ranks.size:
+                return counts
+            at, old, new, saving = self._trades(counts[ranks], ranks, late=late)
+            if not np.isfinite(saving).all():
+                return None
+            moved = np.minimum(counts[ranks, at, old], np.maximum(1, np.ceil(excess[ranks] / saving).astype(np.int64)))
+            counts[ranks, at, old] -= moved
+            counts[ranks, at, new] += moved
+
+    def _trades(self, counts: Numbers, ranks: Indices, *, late: bool) -> tuple[Indices, Indices, Indices, Floats]:
+        """The best trade of each case: its portion, the choices that a block leaves and takes, and the bytes that it saves; not
+        a number where there is none."""
+        fullest = self.loads(counts, ranks).argmax(axis=1)
+        size = self.sizes[ranks, fullest]
+        peaks, cost = self._columns[ranks][..., PEAK], self.cost_s[ranks]
+        # What the transients gain when the last block leaves a choice is an estimate.
+        alone = (counts == 1)[..., None] * (peaks[..., :, None] - peaks[..., None, :])
+        saving = size[..., :, None] - size[..., None, :] + alone
+        slower = np.isfinite(cost)[..., None, :] & (cost[..., None, :] > cost[..., :, None])
+        smaller = (cost[..., None, :] == cost[..., :, None]) & (size[..., None, :] < size[..., :, None])
+        there = (counts > 0)[..., None] & (saving > 0) & (slower | smaller)  # Never back, so that trades end.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            price = np.where(there, (cost[..., None, :] - cost[..., :, None]) / saving, np.inf).reshape(*counts.shape[:2], -1)
+        least = price.min(axis=2)
+        lowest = least.min(axis=1, keepdims=True)
+        near = least <= lowest + ALIKE * np.abs(lowest)
+        cases = np.arange(len(counts))
+        at = near.shape[1] - 1 - near[:, ::-1].argmax(axis=1) if late else near.argmax(axis=1)
+        old, new = np.unravel_index(price[cases, at].argmin(axis=1), (counts.shape[2],) * 2)
+        return at, old, new, np.where(np.isfinite(lowest[:, 0]), saving[cases, at, old, new], np.nan)
+
+    def stages(self, counts: Numbers, bounds: Sequence[int]) -> tuple[StagePlan, ...]:
+        """The plan's stages."""
+        decisions: dict[int, list[BlockDecision]] = {stage: [] for stage in range(self.shape.stages)}
+        for rank, mine in enumerate(self.portions):
+            owned = self.shape.owned(rank)
+            named = [
+                [name for name, number in zip(portion.table.names, row, strict=False) for _ in range(number)]
+                for portion, row in zip(mine, counts[rank].tolist(), strict=False)
+            ]
+            for recompute in range(0, len(mine), 2):
+                pairs = zip(named[recompute + 1], named[recompute], strict=True)
+                decisions[owned[mine[recompute].slot]] += [BlockDecision(*pair) for pair in pairs]
+        return tuple(StagePlan(at, bounds[at], bounds[at + 1], tuple(made)) for at, made in decisions.items())
 
 
-def _fill(
-    chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds: Sequence[int]
-) -> dict[int, tuple[BlockDecision, ...]] | None:
-    portions = _portions(chain, shape, rank, owned, bounds)
-    sizes = [portion.sizes() for portion in portions]
-    capacity = shape.capacity_bytes - _around(chain, shape, rank, owned, bounds)
-    states = chain.costed.states[chain.option]
-    lasting = [{zero: state.lasting_bytes for zero, state in states[run.body].items()} for run in chain.runs]
-    for _ in range(MOST_TRADES):
-        loads = sum(size @ np.array(p.counts) for p, size in zip(portions, sizes, strict=True))
-        worst = int(np.argmax(loads))
-        excess = float(loads[worst]) + _transient(portions, owned, lasting) - capacity
-        if excess <= 0:
-            return _decided(portions, owned)
-        best: tuple[float, int, int, int, float] | None = None
-        for at, (portion, size) in enumerate(zip(portions, sizes, strict=True)):
-            for old in (i for i, n in enumerate(portion.counts) if n):
-                for new in range(len(portion.counts)):
-                    saving = float(size[worst, old] - size[worst, new] + _peak_change(portion, old, new))
-                    if new == old or saving <= 0:
-                        continue
-                    price = float(portion.cost_s[new] - portion.cost_s[old]) / saving
-                    if best is None or price < best[0]:
-                        best = (price, at, old, new, saving)
-        if best is None:
-            return None
-        _, at, old, new, saving = best
-        moved = min(portions[at].counts[old], max(1, int(np.ceil(excess / saving))))
-        portions[at].counts[old] -= moved
-        portions[at].counts[new] += moved
-    return None
-
-
-def _peak_change(portion: _Portion, old: int, new: int) -> float:
-    """What the transients gain when the last block leaves a choice, as an estimate."""
-    return float(portion.table.peaks[old] - portion.table.peaks[new]) if portion.counts[old] == 1 else 0.0
-
-
-def _portions(
-    chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds: Sequence[int]
-) -> list[_Portion]:
-    profiles = shape.live(rank)
-    result = []
-    for slot, stage in enumerate(owned):
-        lives = np.array([profile[slot] for profile in profiles], dtype=float)
+def _portions(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> Iterator[Portion]:
+    """Stage by stage and run by run, recomputation before the ZeRO stage."""
+    for slot, stage in enumerate(shape.owned(rank)):
         for run, piece in enumerate(chain.runs):
             count = min(bounds[stage + 1], piece.first + piece.count) - max(bounds[stage], piece.first)
             for kind, table in enumerate(chain.single[run]) if count > 0 else ():
-                once_s = table.sums[:, ONCE] + table.sums[:, OPTIMIZER]
-                cost_s = shape.microbatches * table.sums[:, :PASSES].sum(axis=1) + once_s
-                counts = [0] * len(cost_s)
-                counts[int(np.argmin(cost_s))] = count
-                result.append(_Portion(stage, run, kind, table, counts, cost_s, lives))
-    return result
+                yield Portion(slot, run, kind, table, count)
 
 
-def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds: Sequence[int]) -> float:
+def _around(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> float:
     """What a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's values and
     what is sent on, less what lies in receive buffers."""
     cuts = [bounds[cut] if 0 < cut < shape.stages else 0 for cut in range(shape.stages + 1)]
     begins = [next(run for run in reversed(chain.runs) if run.first <= cut) if cut else None for cut in cuts]
     crossing = [0 if run is None else run.crossing_bytes for run in begins]
     received = [0 if run is None else run.received_bytes for run in begins]
-    total = shape.microbatches * chain.costed.batch_bytes
+    total, owned = shape.microbatches * chain.costed.batch_bytes, shape.owned(rank)
     for stage in owned:
         incoming, outgoing = (
             crossing[cut] if 0 < cut < shape.stages and shape.rank_of(cut - 1) != shape.rank_of(cut) else 0
@@ -157,38 +239,3 @@ def _around(chain: Chain, shape: Shape, rank: int, owned: Sequence[int], bounds:
         )
     kept = [chain.costed.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
     return float(total + max(sum(n * size for n, size in zip(live, kept, strict=True)) for live in shape.live(rank)))
-
-
-def _transient(portions: Sequence[_Portion], owned: Sequence[int], lasting: Sequence[Mapping[Any, int]]) -> float:
-    """``lasting``: per run, what ZeRO's stages leave while other stages of the rank run."""
-    worst = stays = 0.0
-    for stage in owned:
-        peak = gathered = left = 0.0
-        for portion in portions:
-            if portion.stage != stage:
-                continue
-            for choice, count in enumerate(portion.counts):
-                top = float(portion.table.peaks[choice])
-                if count and portion.kind == 0:
-                    peak = max(peak, top)
-                elif count:
-                    gathered = max(gathered, top)
-                    left = max(left, lasting[portion.run][portion.table.names[choice]])
-        worst = max(worst, peak + gathered - left)
-        stays += left
-    return worst + stays
-
-
-def _decided(portions: Sequence[_Portion], owned: Sequence[int]) -> dict[int, tuple[BlockDecision, ...]]:
-    result: dict[int, tuple[BlockDecision, ...]] = {}
-    for stage in owned:
-        mine = [portion for portion in portions if portion.stage == stage]
-        decisions: list[BlockDecision] = []
-        for run in sorted({portion.run for portion in mine}):
-            levels, zeros = (
-                [p.table.names[i] for i, n in enumerate(p.counts) for _ in range(n)]
-                for p in sorted((p for p in mine if p.run == run), key=lambda p: p.kind)
-            )
-            decisions += [BlockDecision(z, r) for z, r in zip(zeros, levels, strict=True)]
-        result[stage] = tuple(decisions)
-    return result

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
+from planner.ir.plan import StagePlan
 from planner.search.allowed import Allowed
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, allowed_choices, shape_of
@@ -18,18 +21,24 @@ from planner.search.chain import Chain
 from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
-from planner.search.greedy import even_cuts, greedy_stages, rounded_cuts
+from planner.search.greedy import Shares, even_cuts, rounded_cuts
 from planner.search.paths import Pool
 from planner.search.patterns import Patterns
+from planner.search.polish import Polish
 from planner.search.request import Look, Request
+from planner.search.shape import Shape
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds, chains_of, try_stages
 from planner.search.stream import Stream, stream_of
 from planner.search.works import Work, works
 
+Cuts = tuple[int, ...]
+"""Where stages begin, and the last one ends."""
 Costing = Callable[[Candidate], CostedGraph | None]
 """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
 FIRST_SLICE_S = 0.5
 """Seconds of the first look at branches; each further look may take twice as long."""
+POLISHED = 2
+"""So many filled plans are polished, the most promising ones."""
 REPEATS = 4
 """So often a solution that does not fit after all is sought again with less memory."""
 
@@ -146,7 +155,7 @@ class Attempt:
     branches: Branches | None = None
     looks: int = 0
     mixed: bool = False
-    _tried: set[tuple[int, ...]] = field(default_factory=set)
+    _tried: set[Cuts] = field(default_factory=set)
 
     @staticmethod
     def of(candidate: Candidate, scope: Scope, bundle: Bundle, bound: float) -> Attempt:
@@ -168,13 +177,10 @@ class Attempt:
 
     def probe(self, report: Look, target_s: float) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
-        cuts = even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)
         patterns = Patterns(self.counts.ranks)
-        self._cut(cuts, report, target_s)
+        self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s)
         if patterns.possible:
-            even = patterns.even()
-            seconds = patterns.seconds(even, target_s - self.tied_s)
-            self._cut(patterns.cuts(even[int(seconds.argmin())]), report, target_s)
+            self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s)
 
     @property
     def candidate(self) -> Candidate:
@@ -204,7 +210,7 @@ class Attempt:
     def _report(self, counts: Counts, report: Look, target_s: float) -> None:
         """The plan of a solution, or one near it; of several chains, whether it may be quicker than the target."""
         if not counts.exact:
-            self._cut(rounded_cuts(counts.counts, counts.stream.blocks), report, target_s)
+            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target_s)
         elif len(self.tasks) > 1:
             self.mixed |= counts.simulated_s + self.tied_s < target_s
         else:
@@ -212,24 +218,42 @@ class Attempt:
             if prediction is not None and not prediction.fits:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
 
-    def _cut(self, cuts: tuple[int, ...], report: Look, target_s: float) -> None:
-        """Plans with these cuts where they may be quicker than the target: for each ZeRO stage of tied parameters, of the
-        quickest chain that has one."""
-        patterns = Patterns(self.counts.ranks)
-        if cuts in self._tried or (
-            patterns.possible and not patterns.may_be_quicker(patterns.counts_of(cuts), target_s - self.tied_s)
-        ):
+    def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float) -> None:
+        """Plans with the best of these cuts, as far as they may be quicker than the target: for each ZeRO stage of tied
+        parameters, of the quickest chain that has one."""
+        patterns, limit_s = Patterns(self.counts.ranks), target_s - self.tied_s
+        fresh = [each for each in dict.fromkeys(cuts) if each not in self._tried]
+        if fresh and patterns.possible:
+            quicker = patterns.may_be_quicker(np.array([patterns.counts_of(each) for each in fresh]), limit_s)
+            fresh = [each for each, may_be in zip(fresh, quicker, strict=True) if may_be]
+        if not fresh:
             return
-        self._tried.add(cuts)
+        self._tried.update(fresh)
         for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
-            any(self._fits(task, cuts, report) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
+            any(self._fits(task, fresh, report) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
 
-    def _fits(self, task: Task, cuts: tuple[int, ...], report: Look) -> bool:
+    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look) -> bool:
         shape = self.counts.shape
         for _ in range(REPEATS):
-            prediction = try_stages(task, greedy_stages(task.chain, shape, cuts), report)
+            prediction = try_stages(task, self._filled(task, shape, cuts), report)
             if prediction is None or prediction.fits:
                 return prediction is not None
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
         return False
+
+    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts]) -> tuple[StagePlan, ...] | None:
+        """Stages between those of the cuts that make the shortest pipeline, each rank within its memory; None where some rank
+        cannot be under any."""
+        begun: list[tuple[Polish, Cuts]] = []
+        for each in cuts:
+            shares = Shares.of(task.chain, shape, each)
+            for late in (False, True) if shape.virtual > 1 else (False,):
+                counts = shares.fill(late=late)
+                if counts is not None:
+                    begun.append((Polish(shares, self.counts.stream, counts), each))
+        begun = sorted(begun, key=lambda pair: pair[0].length_s)[:POLISHED]
+        for polish, _ in begun:
+            polish.go()
+        best = min(begun, key=lambda pair: pair[0].length_s, default=None)
+        return None if best is None else best[0].shares.stages(best[0].counts, best[1])

@@ -206,13 +206,12 @@ class Patterns:
         counts[-1] -= self._ends[1]
         return counts
 
-    def may_be_quicker(self, counts: NDArray[np.int64], target_s: float) -> bool:
-        """Whether a step with these numbers of blocks [virtual stages] may be quicker than the target."""
+    def may_be_quicker(self, counts: NDArray[np.int64], target_s: float) -> NDArray[np.bool_]:
+        """[cases]: whether a step with these numbers of blocks [cases, virtual stages] may be quicker than the target."""
         run, shape = self._long, self.shape
         assert run is not None
-        return float(self.seconds(counts[None], target_s)[0]) < target_s and all(
-            self.ranks.laid_s(run, rank, counts[None, shape.owned(rank)])[0] < target_s for rank in range(shape.pipeline)
-        )
+        laid = [self.ranks.laid_s(run, rank, counts[:, shape.owned(rank)]) < target_s for rank in range(shape.pipeline)]
+        return np.asarray((self.seconds(counts, target_s) < target_s) & np.all(laid, axis=0))
 
     def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
         """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` say how many blocks a

@@ -1,0 +1,120 @@
+"""Which stages of a rank had better be the slow ones.
+
+To a rank it is the same on which of its virtual stages it recomputes or gathers, as long as it fits; to a schedule it is not:
+backward passes of the first stages come last, when ranks wait for each other. So where a filled rank takes different choices
+for blocks of one run, blocks change places, many of them simulated at once, as long as that makes the pipeline shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cost_models.pipeline import lengths
+from planner.search.greedy import Indices, Numbers, Shares
+from planner.search.stream import Stream
+from planner.search.tables import Floats
+
+MOST_ACTIONS = 60_000_000
+"""Actions times cases that are simulated at most."""
+TOGETHER = 10_000_000
+"""Actions times cases that are simulated at once."""
+SHORTER = 1e-6
+"""A change that gains less than this part is none."""
+
+
+@dataclass
+class Polish:
+    """``counts`` [ranks, portions, choices]: what the ranks take, by how they are now; ``length_s``: of the pipeline then."""
+
+    shares: Shares
+    stream: Stream
+    counts: Numbers
+    length_s: float = field(init=False)
+    _times: Floats = field(init=False)
+    _left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shares.shape
+        self._actions = (3 if shape.splits_backward else 2) * shape.stages * shape.microbatches
+        self._left = MOST_ACTIONS // self._actions
+        self._owned = np.array([shape.owned(rank) for rank in range(shape.pipeline)])
+        self._times = np.empty((shape.stages, 3))
+        self._times[self._owned] = self._passes(self.counts, np.arange(shape.pipeline))
+        self.length_s = float(self._lengths(self._times[None])[0])
+
+    def go(self) -> None:
+        """Change places until no change makes the pipeline shorter, or too many were tried."""
+        while self._round():
+            pass
+
+    def _round(self) -> bool:
+        """The best change of every rank by itself: all of those that help at once, where that is better than the best alone.
+        Whether there was any."""
+        changes = [self._changes(rank) for rank in range(self.shares.shape.pipeline)]
+        counts, ranks = np.concatenate(changes), np.repeat(np.arange(len(changes)), [len(each) for each in changes])
+        fits = self.shares.excess(counts, ranks) <= 0 if len(counts) else np.zeros(0, dtype=bool)
+        counts, ranks = counts[fits], ranks[fits]
+        if not 0 < len(counts) <= self._left:
+            return False
+        self._left -= len(counts)
+        passes, cases = self._passes(counts, ranks), np.arange(len(counts))
+        times = np.repeat(self._times[None], len(counts), axis=0)
+        times[cases[:, None], self._owned[ranks]] = passes
+        seconds = self._lengths(times)
+        best = int(seconds.argmin())
+        if seconds[best] >= self.length_s * (1 - SHORTER):
+            return False
+        order = np.argsort(seconds, kind="stable")
+        order = order[seconds[order] < self.length_s * (1 - SHORTER)]
+        helping = order[np.unique(ranks[order], return_index=True)[1]]
+        together = self._times.copy()
+        together[self._owned[ranks[helping]]] = passes[helping]
+        all_s = float(self._lengths(together[None])[0])
+        if all_s > seconds[best]:
+            helping, together, all_s = np.array([best]), times[best], float(seconds[best])
+        self.counts[ranks[helping]] = counts[helping]
+        self._times, self.length_s = together, all_s
+        return True
+
+    def _changes(self, rank: int) -> Numbers:
+        """[changes, portions, choices]: a block of one stage takes another's choice and the other way round, or a quicker one
+        where there may be room for it."""
+        found, now, cost = [], self.counts[rank], self.shares.cost_s[rank]
+        alike: dict[tuple[int, int], list[int]] = {}
+        for at, portion in enumerate(self.shares.portions[rank]):
+            alike.setdefault((portion.run, portion.kind), []).append(at)
+        for members in alike.values():
+            for one in members:
+                for slow in np.flatnonzero(now[one]):
+                    for quick in np.flatnonzero(cost[one] < cost[one, slow]):
+                        changed = now.copy()
+                        changed[one, [slow, quick]] += (-1, 1)
+                        found.append(changed)
+                        for other in members:
+                            if other != one and now[other, quick]:
+                                swapped = changed.copy()
+                                swapped[other, [slow, quick]] += (1, -1)
+                                found.append(swapped)
+        return np.array(found, dtype=np.int64).reshape(-1, *now.shape)
+
+    def _passes(self, counts: Numbers, ranks: Indices) -> Floats:
+        """[cases, virtual stages, 3]: the evaluator's seconds of the passes of ranks' stages."""
+        compute, traffic = self.shares.passes(counts, ranks)
+        hide, floor = self.stream.gathers.hidden, self.stream.gathers.floor
+        forward, backward = compute[..., 0] + self.stream.context_s, compute[..., 1] + compute[..., 2]
+        waits = [
+            np.maximum(floor * traffic[..., k], traffic[..., k] - hide * behind) for k, behind in enumerate((forward, backward))
+        ]
+        stopped = self.stream.stopped_s(self.shares.shape)[self._owned[ranks]]
+        return np.stack([forward + waits[0] + stopped, compute[..., 1] + waits[1] + stopped, compute[..., 2]], axis=-1)
+
+    def _lengths(self, times: Floats) -> Floats:
+        shape, size = self.shares.shape, max(1, TOGETHER // self._actions)
+        return np.concatenate([
+            lengths(
+                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times[at : at + size], self.stream.send_s
+            )
+            for at in range(0, len(times), size)
+        ])
