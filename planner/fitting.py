@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster
 from planner.evaluate import replayed
@@ -22,15 +22,22 @@ def fitted(graph: ModelGraph, cluster: Cluster, request: Request, *, known: Pric
     ``replay`` are told apart from those of ``solve``. ``known``: prices of another search of the graph. Raises what
     :func:`planner.search.search` raises.
     """
-    replay_s = 0.0
-
-    def look(plan: Plan, prediction: Prediction) -> Prediction:
-        nonlocal replay_s
-        begin = time.perf_counter()
-        seen = replayed(prediction, plan, graph, cluster)
-        replay_s += time.perf_counter() - begin
-        return seen
-
+    look = _Replay(graph, cluster)
     result = search(graph, cluster, request, look=look, known=known)
-    seconds = {**result.seconds, "solve": max(0.0, result.seconds["solve"] - replay_s), "replay": replay_s}
+    seconds = {**result.seconds, "solve": max(0.0, result.seconds["solve"] - look.seconds), "replay": look.seconds}
     return replace(result, seconds=seconds)
+
+
+@dataclass
+class _Replay:
+    """The closer look. ``seconds``: what it has taken in this process."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    seconds: float = 0.0
+
+    def __call__(self, plan: Plan, prediction: Prediction) -> Prediction:
+        begin = time.perf_counter()
+        seen = replayed(prediction, plan, self.graph, self.cluster)
+        self.seconds += time.perf_counter() - begin
+        return seen

@@ -112,7 +112,8 @@ class Program:
             return solve_rows(self, whole=whole, time_limit_s=time_limit_s, gap=gap)
         self._update(highspy, whole)
         highs = self._highs
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 0.02))
+        # The simplex method's clock goes on from run to run, that of branch and bound begins with each.
+        highs.setOptionValue("time_limit", (0.0 if whole else highs.getRunTime()) + max(time_limit_s, 0.02))
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
         highs.run()

@@ -162,8 +162,13 @@ class Attempt:
         """The chains of a bundle; nothing is quicker than ``bound``."""
         chains = sorted(bundle.chains, key=lambda chain: sum(chain.block_works))
         tasks = tuple(Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
-        ranks = Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
-        return Attempt(tasks, Counts(ranks, scope.pool, bound=ranks.costs.bound), bound)
+        return Attempt.made(tasks, bundle.stream, bundle.works, scope.pool, bound)
+
+    @staticmethod
+    def made(tasks: tuple[Task, ...], stream: Stream, works: tuple[Work, ...], pool: Pool, bound: float) -> Attempt:
+        """Of chains that ``stream`` has as one."""
+        ranks = Ranks(stream, shape_of(tasks[0].candidate, tasks[0].cluster), works)
+        return Attempt(tasks, Counts(ranks, pool, bound=ranks.costs.bound), bound)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)

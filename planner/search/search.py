@@ -6,16 +6,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import pickle
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan, Prediction
 from planner.ir.serialize import fingerprint
+from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.helper import Helper, cores
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
@@ -24,37 +27,96 @@ from planner.search.solve import Fingerprints
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
+HELPED_AFTER_S = 0.5
+"""Seconds after which a second process is worth its start."""
+WAIT_S = 0.05
+"""Seconds for which an answer is waited for before the clock is looked at."""
 UNTIL_ANY = 0.5
 """Part of the time after which a search without any plan looks for the one that takes the least memory."""
 
 
 @dataclass
 class _State:
-    """The frontier of the search. ``look``: see :func:`search`; ``heap``: (bound, order, node)."""
+    """The frontier of the search. ``heap``: (bound, order, node), without what the ``helper`` looks at. ``alone``: there is no
+    helper and will be none."""
 
-    gap: float
-    look: Look
+    best: Best
     heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
-    best: tuple[Plan, Prediction] | None = None
+    helper: Helper | None = None
+    alone: bool = False
     finished_s: float = math.inf
     solved: int = 0
     order: Iterator[int] = field(default_factory=itertools.count)
 
-    def target(self) -> float:
-        """What a plan must be quicker than to matter."""
-        return math.inf if self.best is None else self.best[1].step_s * (1 - self.gap)
-
-    def report(self, plan: Plan, prediction: Prediction) -> Prediction:
-        """Keep a plan that is better than all before and fits by a closer look as well; returns what that look saw."""
-        if self.best is None or prediction.step_s < self.best[1].step_s:
-            prediction = self.look(plan, prediction)
-            if prediction.fits:
-                self.best = (plan, prediction)
-        return prediction
+    @property
+    def least_s(self) -> float:
+        """No plan that is left to look for is quicker."""
+        return min(self.heap[0][0] if self.heap else math.inf, math.inf if self.helper is None else self.helper.least_s)
 
     def push(self, node: Sketch | Attempt) -> None:
         if math.isfinite(node.bound):
             heapq.heappush(self.heap, (node.bound, next(self.order), node))
+
+    def pop(self) -> Sketch | Attempt | None:
+        """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
+        many as are under way here; where none is left here that matters, one comes back that it has not come to."""
+        target_s, helper = self.best.target(), self.helper
+        while self.heap and self.heap[0][0] < target_s:
+            _, _, node = heapq.heappop(self.heap)
+            if helper is None or not isinstance(node, Attempt) or node.looks or len(helper.away) > self._begun(target_s):
+                return node
+            helper.send(node, self.best.step_s)
+        return None if helper is None else helper.back(target_s)
+
+    def _begun(self, target_s: float) -> int:
+        """Attempts under way here that matter."""
+        return sum(isinstance(node, Attempt) and node.looks > 0 and bound < target_s for bound, _, node in self.heap)
+
+    def hear(self, wait_s: float = 0.0) -> tuple[Attempt, bool] | None:
+        """The next attempt that the helper has looked at, and whether nothing more can be learned of it."""
+        if self.helper is None:
+            return None
+        self.helper.tell(self.best.step_s)
+        try:
+            heard = self.helper.answer(wait_s)
+        except ProcessLookupError:
+            # What it had begins anew here.
+            for attempt in self.helper.away.values():
+                self.push(replace(attempt, looks=0))
+            self.close()
+            self.alone = True
+            return None
+        if heard is None:
+            return None
+        attempt, answer = heard
+        attempt.bound, attempt.mixed, attempt.looks = max(attempt.bound, answer.bound), answer.mixed, attempt.looks + 1
+        if answer.plan is not None:
+            self.best.keep(*answer.plan)
+        return attempt, answer.finished
+
+    def looked(self, attempt: Attempt, finished: bool, scope: Scope, *, here: bool) -> None:
+        """Keep what a look has left of an attempt."""
+        self.solved += attempt.looks == 1
+        if attempt.mixed:
+            for part in attempt.apart(scope):
+                self.push(part)
+        elif finished:
+            self.finished_s = min(self.finished_s, attempt.bound)
+        elif here:
+            self.push(attempt)
+
+    def call(self) -> None:
+        """Begin to have help."""
+        self.alone = True
+        if cores() > 1:
+            with suppress(OSError, pickle.PicklingError, AttributeError, TypeError):
+                self.helper, self.alone = Helper(self.best.look, self.best.gap), False
+
+    def close(self) -> None:
+        """No helper any more."""
+        if self.helper is not None:
+            self.helper.close()
+            self.helper = None
 
 
 def search(
@@ -74,23 +136,26 @@ def search(
     candidates = enumerate_candidates(graph, cluster, request)
     own = Prices(graph, cluster, request, candidates, known=known)
     prices = own if costing is None else costing
-    state = _State(request.gap, look)
+    state = _State(Best(request.gap, look))
     bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
     for candidate, bound in bounds.items():
         state.push(Sketch(candidate, bound))
     costed = time.perf_counter()
     scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
     deadline = math.inf if limit_s is None else costed + limit_s
-    climb = Climb(bounds, scope, state.target, state.report)
-    climb.begin(deadline)
-    _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
-    if state.best is None:
-        found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
-        state.best = (found.plan, found.prediction)
-        _refine(state, scope, climb, deadline)
-    plan, prediction = state.best
-    left = min((bound for bound, _, _ in state.heap), default=math.inf)
-    lower = min(left, state.finished_s, prediction.step_s)
+    climb = Climb(bounds, scope, state.best.target, state.best.report)
+    try:
+        climb.begin(deadline)
+        _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
+        if state.best.found is None:
+            found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
+            state.best.keep(found.plan, found.prediction)
+            _refine(state, scope, climb, deadline)
+    finally:
+        state.close()
+    assert state.best.found is not None
+    plan, prediction = state.best.found
+    lower = min(state.least_s, state.finished_s, prediction.step_s)
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
     return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds, own)
 
@@ -99,34 +164,40 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
     without any plan). A candidate gets a plan at once where it looks better than all before it, and where its turn comes while
     there is none; from every best plan it goes uphill."""
-    record = math.inf
-    while state.heap:
-        best_s = state.target()
-        bound, _, node = state.heap[0]
-        now = time.perf_counter()
-        if bound >= state.target() or now > deadline or (state.best is None and now > until_any):
+    begin, best, records = time.perf_counter(), state.best, [math.inf]
+    while state.least_s < best.target():
+        now, target_s = time.perf_counter(), best.target()
+        if now > deadline or (best.found is None and now > until_any):
             return
-        heapq.heappop(state.heap)
+        if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
+            state.call()
+        heard = state.hear()
+        node = heard[0] if heard is not None else state.pop()
+        if node is None:
+            heard = state.hear(WAIT_S)
+            if heard is None:
+                continue
+            node = heard[0]
         if isinstance(node, Sketch):
-            parts = node.advance(scope, state.target())
-            for part in parts:
-                state.push(part)
-            attempts: list[Attempt] = []
-            if state.best is None:
-                attempts = [part for part in parts if isinstance(part, Attempt)]
-            if node in parts and node.bound < record:
-                record, attempts = node.bound, node.attempts(scope)
-            for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
-                attempt.probe(state.report, state.target())
+            _sketched(node, state, scope, records)
         else:
-            state.solved += node.looks == 1
-            finished = node.advance(state.target, deadline, scope.request.gap, state.report)
-            if node.mixed:
-                for part in node.apart(scope):
-                    state.push(part)
-            elif finished:
-                state.finished_s = min(state.finished_s, node.bound)
-            else:
-                state.push(node)
-        if state.target() < best_s:
+            finished = heard[1] if heard is not None else node.advance(best.target, deadline, best.gap, best.report)
+            state.looked(node, finished, scope, here=heard is None)
+        if best.target() < target_s:
             climb.go(node.candidate, deadline)
+
+
+def _sketched(node: Sketch, state: _State, scope: Scope, records: list[float]) -> None:
+    """A closer look at a sketch. ``records``: bounds of those that looked better than all before them."""
+    best = state.best
+    parts = node.advance(scope, best.target())
+    for part in parts:
+        state.push(part)
+    attempts: list[Attempt] = []
+    if best.found is None:
+        attempts = [part for part in parts if isinstance(part, Attempt)]
+    if node in parts and node.bound < records[-1]:
+        records.append(node.bound)
+        attempts = node.attempts(scope)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
+        attempt.probe(best.report, best.target())

@@ -1,0 +1,121 @@
+"""A second process that looks at attempts: the same answer with it, without it, and where it ends early."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.evaluate import evaluate
+from planner.ir.plan import Plan, Prediction
+from planner.search import Request, SearchResult
+from planner.search.helper import Answer, Helper
+from planner.search.nodes import Attempt
+from planner.search.request import Look, as_it_is
+from tests.search.made import make_cluster, make_costed, make_graph
+
+searching: Any = importlib.import_module("planner.search.search")  # The package has a function of that name.
+GRAPH = make_graph("abbbbbbbbc")
+COSTED = make_costed(GRAPH, 3, zeros=(1,), levels=("none", "full"), crossing=5)
+CLUSTER = make_cluster(4, 700)
+
+
+def searched(look: Look = as_it_is) -> SearchResult:
+    return searching.search(GRAPH, CLUSTER, Request(8, 4, "fp32", gap=1e-6), costing=lambda _: COSTED, look=look)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
+    """What helpers answer, which are asked from the beginning on."""
+    answers: list[Answer] = []
+    answer = Helper.answer
+
+    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Attempt, Answer] | None:
+        found = answer(self, wait_s)
+        answers.extend([found[1]] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(Helper, "answer", listening)
+    monkeypatch.setattr(searching, "HELPED_AFTER_S", 0.0)
+    monkeypatch.setattr(searching, "cores", lambda: 2)
+    return answers
+
+
+@pytest.fixture
+def alone_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The best step, as one process finds it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "cores", lambda: 1)
+        patch.setattr(searching, "HELPED_AFTER_S", 0.0)
+        patch.setattr(searching, "Helper", None)
+        result = searched()
+    assert result.optimality_gap <= 1.001e-6
+    return result.prediction.step_s
+
+
+def check(result: SearchResult, step_s: float) -> None:
+    assert result.optimality_gap <= 1.001e-6
+    assert result.prediction.step_s == pytest.approx(step_s, rel=1e-6)
+    assert evaluate(result.plan, COSTED, CLUSTER) == result.prediction
+
+
+def test_two_find_what_one_finds(heard: list[Answer], alone_s: float) -> None:
+    check(searched(), alone_s)
+    assert heard and any(answer.finished for answer in heard)
+
+
+def test_what_it_finds_is_kept(heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float) -> None:
+    """No plan is found here."""
+    monkeypatch.setattr(Attempt, "probe", lambda *_: None)
+    advance = Attempt.advance
+
+    def blind(self: Attempt, target: Callable[[], float], deadline: float, gap: float, report: Look) -> bool:
+        return advance(self, target, deadline, gap, as_it_is)
+
+    monkeypatch.setattr(Attempt, "advance", blind)
+    monkeypatch.setattr(Helper, "back", lambda *_: None)
+    result = searched()
+    assert any(answer.plan is not None for answer in heard)
+    assert result.prediction.step_s >= alone_s * (1 - 1e-6)
+    assert evaluate(result.plan, COSTED, CLUSTER) == result.prediction
+
+
+def test_what_it_had_begins_anew_where_it_ends(
+    heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    send, sent = Helper.send, []
+
+    def once(self: Helper, attempt: Attempt, step_s: float) -> None:
+        send(self, attempt, step_s)
+        sent.append(attempt)
+        self._process.kill()
+
+    monkeypatch.setattr(Helper, "send", once)
+    check(searched(), alone_s)
+    assert sent and not heard
+
+
+def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None:
+    seen: list[Plan] = []
+
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        seen.append(plan)
+        return prediction
+
+    check(searched(look), alone_s)
+    assert seen and not heard
+
+
+def test_no_process_is_left(heard: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers: list[Helper] = []
+    begin = Helper.__init__
+
+    def noted(self: Helper, look: Look, gap: float) -> None:
+        begin(self, look, gap)
+        helpers.append(self)
+
+    monkeypatch.setattr(Helper, "__init__", noted)
+    searched()
+    assert len(helpers) == 1 and helpers[0]._process.poll() is not None
