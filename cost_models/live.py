@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import Action, actions, legal, stages_of_rank
+from cost_models.schedules import Kind, legal, zbv_steps
 
 Profiles = tuple[tuple[int, ...], ...]
 """Pareto-maximal live vectors of one rank: one count for each of its virtual stages, first to last in the model."""
@@ -72,10 +72,8 @@ def _profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
     if name == "1f1b":
         return tuple(((min(pipeline - rank, microbatches),),) for rank in ranks)
     if name == "zbv":
-        orders = actions(name, pipeline, virtual, microbatches)
         return tuple(
-            _maximal(np.array(sorted(_peaks(order, stages_of_rank(name, pipeline, virtual, rank)))))
-            for rank, order in enumerate(orders)
+            _maximal(np.array(sorted(_peaks(zbv_steps(rank, pipeline, microbatches), rank)))) for rank in ranks
         )
     # Forwards and releases go round together, so live vectors repeat after a round.
     total = virtual * microbatches
@@ -107,21 +105,20 @@ def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:
     return np.asarray((rounds * turn)[..., None] + np.clip(rest[..., None] - place * turn, 0, turn))
 
 
-def _peaks(order: Sequence[Action], stages: Sequence[int]) -> set[tuple[int, ...]]:
-    """Every count vector just before something is released."""
-    slot = {stage: index for index, stage in enumerate(stages)}
-    live = [0] * len(stages)
-    peaks: set[tuple[int, ...]] = set()
+def _peaks(steps: Sequence[tuple[Kind, int]], rank: int) -> set[tuple[int, int]]:
+    """Every pair of counts, of the rank's first and second stage, just before something is released."""
+    live = [0, 0]
+    peaks: set[tuple[int, int]] = set()
     grown = False
-    for action in order:
-        if action.kind == "F":
-            live[slot[action.stage]] += 1
+    for kind, stage in steps:
+        if kind == "F":
+            live[stage != rank] += 1
             grown = True
-        elif action.kind in "BW":
+        elif kind == "W":
             if grown:
-                peaks.add(tuple(live))
+                peaks.add((live[0], live[1]))
                 grown = False
-            live[slot[action.stage]] -= 1
+            live[stage != rank] -= 1
     return peaks
 
 

@@ -9,7 +9,6 @@ A virtual stage k lives on pipeline rank k mod pipeline; under zbv the stages go
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -144,34 +143,36 @@ class _Counter:
         self._next[kind, stage] = index + 1
         return Action(kind, stage, index)
 
-    def taken(self, kind: Kind, stage: int) -> int:
-        return self._next.get((kind, stage), 0)
-
 
 def _zbv(rank: int, pipeline: int, microbatches: int) -> tuple[Action, ...]:
-    """Qi 2023, section 6 (``ScheduleZBVZeroBubble``): drawn for enough micro-batches to fill the V, then cut to those
-    that exist."""
-    drawn = max(2 * pipeline - 1, microbatches)
-    down, up = rank, 2 * pipeline - 1 - rank
+    """Qi 2023, section 6 (``ScheduleZBVZeroBubble``)."""
     count = _Counter()
-    order: list[Action] = []
-    add = _adder(order, count)
-    add(*[("F", down)] * (2 * (pipeline - rank) - 1))
-    add(*[("F", up), ("F", down)] * rank)
-    add(*[("F", up), ("I", up), ("W", up)] * (pipeline - rank))
-    while count.taken("F", up) < count.taken("F", down) or count.taken("F", down) < drawn:
-        if count.taken("F", down) < drawn:
-            add(("F", down))
-        add(("I", down), ("W", down), ("F", up), ("I", up), ("W", up))
-    add(*[("I", down), ("I", up)] * rank)
-    add(*[("I", down), ("W", down)] * (pipeline - rank))
+    taken = (count.take(*step) for step in _zbv_steps(rank, pipeline, max(2 * pipeline - 1, microbatches)))
+    return tuple(action for action in taken if action.microbatch < microbatches)
+
+
+def zbv_steps(rank: int, pipeline: int, microbatches: int) -> list[tuple[Kind, int]]:
+    """What a rank does under zbv, on which virtual stage. Micro-batches come in order."""
+    if microbatches < 2 * pipeline - 1:
+        return [(action.kind, action.stage) for action in _zbv(rank, pipeline, microbatches)]
+    return _zbv_steps(rank, pipeline, microbatches)
+
+
+def _zbv_steps(rank: int, pipeline: int, drawn: int) -> list[tuple[Kind, int]]:
+    """For enough micro-batches to fill the V; those that do not exist are cut."""
+    down, up = rank, 2 * pipeline - 1 - rank
+    steps: list[tuple[Kind, int]] = [("F", down)] * (2 * (pipeline - rank) - 1)
+    steps += [("F", up), ("F", down)] * rank
+    steps += [("F", up), ("I", up), ("W", up)] * (pipeline - rank)
+    went_down, went_up = 2 * pipeline - rank - 1, pipeline
+    while went_up < went_down or went_down < drawn:
+        if went_down < drawn:
+            steps.append(("F", down))
+            went_down += 1
+        steps += (("I", down), ("W", down), ("F", up), ("I", up), ("W", up))
+        went_up += 1
+    steps += [("I", down), ("I", up)] * rank
+    steps += [("I", down), ("W", down)] * (pipeline - rank)
     for stage in (up, down):
-        add(*[("W", stage)] * (count.taken("I", stage) - count.taken("W", stage)))
-    return tuple(action for action in order if action.microbatch < microbatches)
-
-
-def _adder(order: list[Action], count: _Counter) -> Callable[..., None]:
-    def add(*pairs: tuple[Kind, int]) -> None:
-        order.extend(count.take(kind, stage) for kind, stage in pairs)
-
-    return add
+        steps += [("W", stage)] * (steps.count(("I", stage)) - steps.count(("W", stage)))
+    return steps

@@ -191,8 +191,6 @@ def _sketched(node: Sketch, state: _State, scope: Scope, records: list[float]) -
     """A closer look at a sketch. ``records``: bounds of those that looked better than all before them."""
     best = state.best
     parts = node.advance(scope, best.target())
-    for part in parts:
-        state.push(part)
     attempts: list[Attempt] = []
     if best.found is None:
         attempts = [part for part in parts if isinstance(part, Attempt)]
@@ -201,3 +199,11 @@ def _sketched(node: Sketch, state: _State, scope: Scope, records: list[float]) -
         attempts = node.attempts(scope)
     for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
         attempt.probe(best.report, best.target())
+    if state.helper is not None and not state.helper.away and best.found is not None and node in parts:
+        # It would have nothing to do until all sketches have had their look.
+        for attempt in node.attempts(scope):
+            if attempt.bound < best.target():
+                state.helper.send(attempt, best.step_s)
+        return
+    for part in parts:
+        state.push(part)
