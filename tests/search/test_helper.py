@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,27 +60,27 @@ def check(result: SearchResult, step_s: float) -> None:
     assert evaluate(result.plan, COSTED, CLUSTER) == result.prediction
 
 
-def test_two_find_what_one_finds(heard: list[Answer], alone_s: float) -> None:
-    check(searched(), alone_s)
-    assert heard and any(answer.finished for answer in heard)
-
-
-def test_what_it_finds_is_kept(heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float) -> None:
-    """No plan is found here."""
+@pytest.fixture
+def elsewhere(alone_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found here, and no attempt looked at, while there is a helper."""
     monkeypatch.setattr(Attempt, "probe", lambda *_: None)
-    advance = Attempt.advance
-
-    def blind(self: Attempt, target: Callable[[], float], deadline: float, gap: float, report: Look) -> bool:
-        return advance(self, target, deadline, gap, as_it_is)
-
-    monkeypatch.setattr(Attempt, "advance", blind)
+    monkeypatch.setattr(searching._State, "_begun", lambda *_: 10**9)
     monkeypatch.setattr(Helper, "back", lambda *_: None)
-    result = searched()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_helper_finds_what_one_finds_alone(heard: list[Answer], alone_s: float) -> None:
+    check(searched(), alone_s)
+    assert any(answer.finished for answer in heard)
     assert any(answer.plan is not None for answer in heard)
-    assert result.prediction.step_s >= alone_s * (1 - 1e-6)
-    assert evaluate(result.plan, COSTED, CLUSTER) == result.prediction
 
 
+def test_two_find_what_one_finds(heard: list[Answer], alone_s: float) -> None:
+    """Whoever is first."""
+    check(searched(), alone_s)
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_what_it_had_begins_anew_where_it_ends(
     heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
 ) -> None:
@@ -108,6 +107,7 @@ def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None
     assert seen and not heard
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_no_process_is_left(heard: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     helpers: list[Helper] = []
     begin = Helper.__init__
