@@ -62,9 +62,10 @@ class Answer:
 class Helper:
     """The process, as the search sees it. ``away``: what it has, by name."""
 
-    def __init__(self, look: Look, gap: float) -> None:
-        """Raises OSError where no process can be started, pickle.PicklingError and its like where ``look`` cannot be sent."""
-        begin = pickle.dumps((look, gap))
+    def __init__(self, look: Look, gap: float, deadline: float) -> None:
+        """``deadline`` (time.perf_counter, which is the system's): when a look ends at the latest. Raises OSError where no
+        process can be started, pickle.PicklingError and its like where ``look`` cannot be sent."""
+        begin = pickle.dumps((look, gap, deadline))
         root = str(Path(__file__).resolve().parents[2])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(root=root)],
@@ -153,7 +154,7 @@ def cores() -> int:
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Look at attempts until there are no more orders. Whoever gives them also hears of interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    look, gap = pickle.load(source)
+    look, gap, deadline = pickle.load(source)
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
     best, attempts, pool = Best(gap, look), dict[int, Attempt](), Pool()
@@ -172,7 +173,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             left = [(attempt.bound, name) for name, attempt in attempts.items() if attempt.bound < best.target()]
         _, name = min(left)
         attempt, best.found = attempts[name], None
-        finished = attempt.advance(best.target, math.inf, gap, best.report)
+        finished = attempt.advance(best.target, deadline, gap, best.report)
         if finished or attempt.mixed:
             del attempts[name]
         pickle.dump(Answer(name, attempt.bound, finished, attempt.mixed, best.found), sink)

@@ -29,8 +29,8 @@ PROBED = 2
 """Chains of a candidate that get an early plan."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
-WAIT_S = 0.05
-"""Seconds for which an answer is waited for before the clock is looked at."""
+WAIT_S, LAST_WAIT_S = 0.05, 0.5
+"""Seconds for which an answer is waited for before the clock is looked at, and when the time is over."""
 UNTIL_ANY = 0.5
 """Part of the time after which a search without any plan looks for the one that takes the least memory."""
 
@@ -105,12 +105,22 @@ class _State:
         elif here:
             self.push(attempt)
 
-    def call(self) -> None:
+    def last_words(self, scope: Scope) -> None:
+        """What the helper has found when the time is over: of the attempt that it looks at, soon."""
+        wait_s = 0.0 if self.helper is None or self.helper.least_s >= self.best.target() else LAST_WAIT_S
+        for _ in range(1 if self.helper is None else 1 + len(self.helper.away)):
+            heard = self.hear(wait_s)
+            if heard is None:
+                return
+            self.looked(*heard, scope, here=False)
+            wait_s = 0.0
+
+    def call(self, deadline: float) -> None:
         """Begin to have help."""
         self.alone = True
         if cores() > 1:
             with suppress(OSError, pickle.PicklingError, AttributeError, TypeError):
-                self.helper, self.alone = Helper(self.best.look, self.best.gap), False
+                self.helper, self.alone = Helper(self.best.look, self.best.gap, deadline), False
 
     def close(self) -> None:
         """No helper any more."""
@@ -151,11 +161,13 @@ def search(
             found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
+        state.last_words(scope)
+        left_s = min(state.least_s, state.finished_s)
     finally:
         state.close()
     assert state.best.found is not None
     plan, prediction = state.best.found
-    lower = min(state.least_s, state.finished_s, prediction.step_s)
+    lower = min(left_s, prediction.step_s)
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
     return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds, own)
 
@@ -170,7 +182,7 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
         if now > deadline or (best.found is None and now > until_any):
             return
         if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
-            state.call()
+            state.call(deadline)
         heard = state.hear()
         node = heard[0] if heard is not None else state.pop()
         if node is None:

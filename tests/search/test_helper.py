@@ -21,8 +21,9 @@ COSTED = make_costed(GRAPH, 3, zeros=(1,), levels=("none", "full"), crossing=5)
 CLUSTER = make_cluster(4, 700)
 
 
-def searched(look: Look = as_it_is) -> SearchResult:
-    return searching.search(GRAPH, CLUSTER, Request(8, 4, "fp32", gap=1e-6), costing=lambda _: COSTED, look=look)  # type: ignore[no-any-return]
+def searched(look: Look = as_it_is, time_limit_s: float | None = None) -> SearchResult:
+    request = Request(8, 4, "fp32", gap=1e-6, time_limit_s=time_limit_s)
+    return searching.search(GRAPH, CLUSTER, request, costing=lambda _: COSTED, look=look)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -96,6 +97,26 @@ def test_what_it_had_begins_anew_where_it_ends(
     assert sent and not heard
 
 
+def test_what_it_still_has_when_time_is_over_is_not_proven(
+    heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    """It is given all attempts and never answers."""
+    away: list[Attempt] = []
+    send = Helper.send
+
+    def kept(self: Helper, attempt: Attempt, step_s: float) -> None:
+        send(self, attempt, step_s)
+        away.append(attempt)
+
+    monkeypatch.setattr(Helper, "send", kept)
+    monkeypatch.setattr(Helper, "answer", lambda *_: None)
+    monkeypatch.setattr(Helper, "back", lambda *_: None)
+    monkeypatch.setattr(searching._State, "_begun", lambda *_: 10**9)
+    result = searched(time_limit_s=1.0)
+    assert away and not heard
+    assert result.lower_bound_s <= min(attempt.bound for attempt in away) < alone_s
+
+
 def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None:
     seen: list[Plan] = []
 
@@ -112,8 +133,8 @@ def test_no_process_is_left(heard: list[Answer], monkeypatch: pytest.MonkeyPatch
     helpers: list[Helper] = []
     begin = Helper.__init__
 
-    def noted(self: Helper, look: Look, gap: float) -> None:
-        begin(self, look, gap)
+    def noted(self: Helper, look: Look, gap: float, deadline: float) -> None:
+        begin(self, look, gap, deadline)
         helpers.append(self)
 
     monkeypatch.setattr(Helper, "__init__", noted)
