@@ -155,6 +155,11 @@ class Shares:
         recompute, zero = self._members[:, ranks].astype(float) @ seconds
         return recompute, zero
 
+    def once(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
+        """[cases]: seconds once a step, of gradients' traffic and of the optimizer."""
+        seconds = (counts[..., None] * self._columns[ranks][..., [ONCE, OPTIMIZER]]).sum(axis=(1, 2))
+        return seconds[:, 0], seconds[:, 1]
+
     def fill(self, *, late: bool) -> Numbers | None:
         """[ranks, portions, choices]: from the quickest choice of every block, trades until each rank fits, for the least
         seconds a byte: of stages that are alike the first ones, or the ``late`` ones. None where there is no way."""

@@ -31,10 +31,12 @@ from planner.search.stream import Stream
 from planner.search.works import works
 
 _PROGRAM = """
-import sys
+import os, sys
+answers = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)  # What is printed is no answer.
 sys.path.insert(0, {root!r})
 from planner.search.helper import serve
-serve(sys.stdin.buffer, sys.stdout.buffer)
+serve(sys.stdin.buffer, answers)
 """
 
 
@@ -68,7 +70,7 @@ class Helper:
         begin = pickle.dumps((look, gap, deadline))
         root = str(Path(__file__).resolve().parents[2])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(root=root)],
+            [sys.executable, "-P", "-c", _PROGRAM.format(root=root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         self.away: dict[int, Attempt] = {}
@@ -104,45 +106,43 @@ class Helper:
         self._order(Order(self._step_s, dropped=waiting[-1]))
         return self.away.pop(waiting[-1])
 
-    def answer(self, wait_s: float = 0.0) -> tuple[Attempt, Answer] | None:
-        """What was found next, None while nothing is known. Raises ProcessLookupError where the process has ended."""
-        while True:
-            try:
-                found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
-            except queue.Empty:
-                return None
-            if found is None:
-                raise ProcessLookupError
-            if found.name in self.away:
-                attempt = self.away[found.name]
-                if found.finished or found.mixed:
-                    del self.away[found.name]
-                return attempt, found
+    def answer(self, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
+        """What was found next, and of which attempt (none where it came back meanwhile); None while nothing is known. Raises
+        ProcessLookupError where the process has ended."""
+        try:
+            found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        if found is None:
+            raise ProcessLookupError
+        ended = found.finished or found.mixed
+        return (self.away.pop(found.name, None) if ended else self.away.get(found.name)), found
 
     def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.wait()
+        self._orders.put(b"")
 
     def _order(self, order: Order) -> None:
         self._step_s = min(self._step_s, order.step_s)
         self._orders.put(pickle.dumps(order))
 
     def _write(self) -> None:
-        sink = self._process.stdin
-        assert sink is not None
-        with suppress(OSError):  # Whoever reads sees the end too.
-            while True:
-                sink.write(self._orders.get())
+        assert self._process.stdin is not None
+        # Where nobody reads any more, that is seen by who waits for answers.
+        with suppress(OSError), self._process.stdin as sink:
+            while order := self._orders.get():
+                sink.write(order)
                 sink.flush()
 
     def _read(self) -> None:
-        source = self._process.stdout
-        assert source is not None
+        assert self._process.stdout is not None
         try:
-            while True:
-                self._answers.put(pickle.load(source))
-        except (OSError, EOFError, pickle.UnpicklingError):
+            with suppress(OSError, EOFError, pickle.UnpicklingError), self._process.stdout as source:
+                while True:
+                    self._answers.put(pickle.load(source))
+        finally:
             self._answers.put(None)
 
 

@@ -248,7 +248,7 @@ class Attempt:
         return False
 
     def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts]) -> tuple[StagePlan, ...] | None:
-        """Stages between those of the cuts that make the shortest pipeline, each rank within its memory; None where some rank
+        """Stages between those of the cuts that make the shortest step, each rank within its memory; None where some rank
         cannot be under any."""
         begun: list[tuple[Polish, Cuts]] = []
         for each in cuts:
@@ -257,8 +257,8 @@ class Attempt:
                 counts = shares.fill(late=late)
                 if counts is not None:
                     begun.append((Polish(shares, self.counts.stream, counts), each))
-        begun = sorted(begun, key=lambda pair: pair[0].length_s)[:POLISHED]
+        begun = sorted(begun, key=lambda pair: pair[0].step_s)[:POLISHED]
         for polish, _ in begun:
             polish.go()
-        best = min(begun, key=lambda pair: pair[0].length_s, default=None)
+        best = min(begun, key=lambda pair: pair[0].step_s, default=None)
         return None if best is None else best[0].shares.stages(best[0].counts, best[1])

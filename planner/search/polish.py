@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cost_models.pipeline import lengths
+from planner.evaluate import last_passes
 from planner.search.greedy import Indices, Numbers, Shares
 from planner.search.stream import Stream
 from planner.search.tables import Floats
@@ -26,13 +27,15 @@ SHORTER = 1e-6
 
 @dataclass
 class Polish:
-    """``counts`` [ranks, portions, choices]: what the ranks take, by how they are now; ``length_s``: of the pipeline then."""
+    """``counts`` [ranks, portions, choices]: what the ranks take, by how they are now; ``step_s``: the length of the pipeline
+    then, and what the slowest rank does once a step."""
 
     shares: Shares
     stream: Stream
     counts: Numbers
-    length_s: float = field(init=False)
+    step_s: float = field(init=False)
     _times: Floats = field(init=False)
+    _tails: Floats = field(init=False)
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,11 +44,11 @@ class Polish:
         self._left = MOST_ACTIONS // self._actions
         self._owned = np.array([shape.owned(rank) for rank in range(shape.pipeline)])
         self._times = np.empty((shape.stages, 3))
-        self._times[self._owned] = self._passes(self.counts, np.arange(shape.pipeline))
-        self.length_s = float(self._lengths(self._times[None])[0])
+        self._times[self._owned], self._tails = self._seconds(self.counts, np.arange(shape.pipeline))
+        self.step_s = float(self._lengths(self._times[None])[0] + self._tails.max())
 
     def go(self) -> None:
-        """Change places until no change makes the pipeline shorter, or too many were tried."""
+        """Change places until no change makes the step shorter, or too many were tried."""
         while self._round():
             pass
 
@@ -59,23 +62,23 @@ class Polish:
         if not 0 < len(counts) <= self._left:
             return False
         self._left -= len(counts)
-        passes, cases = self._passes(counts, ranks), np.arange(len(counts))
+        (passes, tails), cases = self._seconds(counts, ranks), np.arange(len(counts))
         times = np.repeat(self._times[None], len(counts), axis=0)
         times[cases[:, None], self._owned[ranks]] = passes
-        seconds = self._lengths(times)
-        best = int(seconds.argmin())
-        if seconds[best] >= self.length_s * (1 - SHORTER):
-            return False
+        others = np.array([np.delete(self._tails, rank).max(initial=0.0) for rank in range(len(self._tails))])
+        seconds = self._lengths(times) + np.maximum(tails, others[ranks])
         order = np.argsort(seconds, kind="stable")
-        order = order[seconds[order] < self.length_s * (1 - SHORTER)]
-        helping = order[np.unique(ranks[order], return_index=True)[1]]
-        together = self._times.copy()
-        together[self._owned[ranks[helping]]] = passes[helping]
-        all_s = float(self._lengths(together[None])[0])
-        if all_s > seconds[best]:
-            helping, together, all_s = np.array([best]), times[best], float(seconds[best])
+        order = order[seconds[order] < self.step_s * (1 - SHORTER)]
+        if not len(order):
+            return False
+        for helping in (order[np.unique(ranks[order], return_index=True)[1]], order[:1]):
+            times, tails_s = self._times.copy(), self._tails.copy()
+            times[self._owned[ranks[helping]]], tails_s[ranks[helping]] = passes[helping], tails[helping]
+            step_s = float(self._lengths(times[None])[0] + tails_s.max())
+            if step_s <= seconds[order[0]]:
+                break
         self.counts[ranks[helping]] = counts[helping]
-        self._times, self.length_s = together, all_s
+        self._times, self._tails, self.step_s = times, tails_s, step_s
         return True
 
     def _changes(self, rank: int) -> Numbers:
@@ -99,8 +102,8 @@ class Polish:
                                 found.append(swapped)
         return np.array(found, dtype=np.int64).reshape(-1, *now.shape)
 
-    def _passes(self, counts: Numbers, ranks: Indices) -> Floats:
-        """[cases, virtual stages, 3]: the evaluator's seconds of the passes of ranks' stages."""
+    def _seconds(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
+        """By the evaluator, of ranks: seconds of their stages' passes [cases, virtual stages, 3], and once a step [cases]."""
         compute, traffic = self.shares.passes(counts, ranks)
         hide, floor = self.stream.gathers.hidden, self.stream.gathers.floor
         forward, backward = compute[..., 0] + self.stream.context_s, compute[..., 1] + compute[..., 2]
@@ -108,7 +111,11 @@ class Polish:
             np.maximum(floor * traffic[..., k], traffic[..., k] - hide * behind) for k, behind in enumerate((forward, backward))
         ]
         stopped = self.stream.stopped_s(self.shares.shape)[self._owned[ranks]]
-        return np.stack([forward + waits[0] + stopped, compute[..., 1] + waits[1] + stopped, compute[..., 2]], axis=-1)
+        passes = np.stack([forward + waits[0] + stopped, compute[..., 1] + waits[1] + stopped, compute[..., 2]], axis=-1)
+        shape, gradients = self.shares.shape, self.stream.gradients
+        behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * backward.sum(axis=1)
+        once, optimizer = self.shares.once(counts, ranks)
+        return passes, np.maximum(gradients.floor * once, once - gradients.hidden * behind) + optimizer
 
     def _lengths(self, times: Floats) -> Floats:
         shape, size = self.shares.shape, max(1, TOGETHER // self._actions)

@@ -81,17 +81,19 @@ class _State:
             heard = self.helper.answer(wait_s)
         except ProcessLookupError:
             # What it had begins anew here.
-            for attempt in self.helper.away.values():
-                self.push(replace(attempt, looks=0))
+            for lost in self.helper.away.values():
+                self.push(replace(lost, looks=0))
             self.close()
             self.alone = True
             return None
         if heard is None:
             return None
         attempt, answer = heard
-        attempt.bound, attempt.mixed, attempt.looks = max(attempt.bound, answer.bound), answer.mixed, attempt.looks + 1
         if answer.plan is not None:
             self.best.keep(*answer.plan)
+        if attempt is None:
+            return None
+        attempt.bound, attempt.mixed, attempt.looks = max(attempt.bound, answer.bound), answer.mixed, attempt.looks + 1
         return attempt, answer.finished
 
     def looked(self, attempt: Attempt, finished: bool, scope: Scope, *, here: bool) -> None:

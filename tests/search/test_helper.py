@@ -32,7 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     answers: list[Answer] = []
     answer = Helper.answer
 
-    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Attempt, Answer] | None:
+    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
         found = answer(self, wait_s)
         answers.extend([found[1]] if found is not None else [])
         return found
@@ -95,6 +95,25 @@ def test_what_it_had_begins_anew_where_it_ends(
     monkeypatch.setattr(Helper, "send", once)
     check(searched(), alone_s)
     assert sent and not heard
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_plan_of_an_attempt_that_came_back_is_kept(
+    heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    """It goes on from that plan, so what it says later holds for quicker ones only."""
+    answer, forgotten = Helper.answer, []
+
+    def forgetting(self: Helper, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
+        found = answer(self, wait_s)
+        if found is None or found[1].plan is None:
+            return found
+        forgotten.append(found[0])
+        return None, found[1]
+
+    monkeypatch.setattr(Helper, "answer", forgetting)
+    check(searched(), alone_s)
+    assert forgotten
 
 
 def test_what_it_still_has_when_time_is_over_is_not_proven(
