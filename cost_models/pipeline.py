@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from cost_models.schedules import Action, Orders, actions, rank_of_stage
 
 NOTHING = -1
+TOGETHER = 10_000_000
+"""Actions times cases that :func:`lengths` holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,13 @@ def lengths(
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
     gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
     waves = _waves(name, pipeline, virtual, microbatches)
+    size = max(1, TOGETHER // len(waves.cost))
+    parts = [_last_ends(waves, times[at : at + size], send_s) for at in range(0, len(times), size)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _last_ends(waves: _Waves, times: NDArray[np.float64], send_s: float) -> NDArray[np.float64]:
+    """[cases]: when the last action ends."""
     by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
     durations = np.stack(by_kind, axis=-1).reshape(len(times), -1).T
     # One more action, which is never waited for: it has ended when the step begins.

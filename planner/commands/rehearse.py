@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hardware_profiles.measure import usable_cores
 from planner.ir.errors import Disagreement, InputError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run(program: Path, ranks: Sequence[int]) -> tuple[RankLedger, ...]:
 
     Raises Disagreement where the program's step fails.
     """
-    workers = min(len(ranks), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = min(len(ranks), max(1, int(usable_cores())))
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "runtime.rehearsal", *(f"--rank={rank}" for rank in ranks[first::workers])],

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from planner.evaluate import receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.chain import Chain
+from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
-from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED, Floats, Table
+from planner.search.tables import LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, SAVED, Table
 
 Numbers = NDArray[np.int64]
-Indices = NDArray[np.int64]
 ALIKE = 1e-9
 """Prices that differ by no more than this part are alike."""
-PEAK, LASTING = 7, 8
-"""Columns of a table behind its sums."""
 BISECTIONS = 30
 
 

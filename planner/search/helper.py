@@ -9,7 +9,6 @@ bounds that they had.
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import queue
 import signal
@@ -144,11 +143,6 @@ class Helper:
                     self._answers.put(pickle.load(source))
         finally:
             self._answers.put(None)
-
-
-def cores() -> int:
-    """That this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

@@ -26,8 +26,6 @@ from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import ONCE, OPTIMIZER, PASSES
 
-TOGETHER = 10_000_000
-"""Actions times cases that are simulated at once."""
 MOST_ACTIONS = 200_000_000
 """Actions times cases that one enumeration simulates at most."""
 GROWTH = 4
@@ -130,12 +128,10 @@ class Patterns:
         ``at_least``: blocks of the run that each rank has anyway."""
         shape = self.shape
         assert self._long is not None
-        size = max(1, TOGETHER // (3 * shape.stages * shape.microbatches))
-        parts = [self._simulated(counts[at : at + size]) for at in range(0, len(counts), size)] or [np.zeros(0)]
         blocks = np.stack([counts[:, shape.ranks == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
         if at_least is not None:
             blocks = np.maximum(blocks, at_least)
-        return np.asarray(np.concatenate(parts) + self._tails(blocks, target_s).max(axis=1))
+        return np.asarray(self._simulated(counts) + self._tails(blocks, target_s).max(axis=1))
 
     def _tails(self, blocks: NDArray[np.int64], target_s: float) -> Floats:
         """[cases, ranks]: seconds once a step with so many blocks of the run on each rank. A ZeRO stage that has less to do

@@ -13,14 +13,12 @@ import numpy as np
 
 from cost_models.pipeline import lengths
 from planner.evaluate import last_passes
-from planner.search.greedy import Indices, Numbers, Shares
+from planner.search.greedy import Numbers, Shares
+from planner.search.linear import Floats, Indices
 from planner.search.stream import Stream
-from planner.search.tables import Floats
 
 MOST_ACTIONS = 60_000_000
 """Actions times cases that are simulated at most."""
-TOGETHER = 10_000_000
-"""Actions times cases that are simulated at once."""
 SHORTER = 1e-6
 """A change that gains less than this part is none."""
 
@@ -105,23 +103,12 @@ class Polish:
     def _seconds(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
         """By the evaluator, of ranks: seconds of their stages' passes [cases, virtual stages, 3], and once a step [cases]."""
         compute, traffic = self.shares.passes(counts, ranks)
-        hide, floor = self.stream.gathers.hidden, self.stream.gathers.floor
-        forward, backward = compute[..., 0] + self.stream.context_s, compute[..., 1] + compute[..., 2]
-        waits = [
-            np.maximum(floor * traffic[..., k], traffic[..., k] - hide * behind) for k, behind in enumerate((forward, backward))
-        ]
-        stopped = self.stream.stopped_s(self.shares.shape)[self._owned[ranks]]
-        passes = np.stack([forward + waits[0] + stopped, compute[..., 1] + waits[1] + stopped, compute[..., 2]], axis=-1)
         shape, gradients = self.shares.shape, self.stream.gradients
-        behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * backward.sum(axis=1)
+        passes = self.stream.passes_s(compute, traffic, self.stream.stopped_s(shape)[self._owned[ranks]])
+        behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * compute[..., 1:].sum(axis=(1, 2))
         once, optimizer = self.shares.once(counts, ranks)
         return passes, np.maximum(gradients.floor * once, once - gradients.hidden * behind) + optimizer
 
     def _lengths(self, times: Floats) -> Floats:
-        shape, size = self.shares.shape, max(1, TOGETHER // self._actions)
-        return np.concatenate([
-            lengths(
-                shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times[at : at + size], self.stream.send_s
-            )
-            for at in range(0, len(times), size)
-        ])
+        shape, send_s = self.shares.shape, self.stream.send_s
+        return lengths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times, send_s)

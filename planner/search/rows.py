@@ -14,7 +14,7 @@ from planner.search.counted import RankCosts
 from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.shape import Shape
 from planner.search.stream import Stream
-from planner.search.tables import ONCE, OPTIMIZER, PERSISTENT, SAVED
+from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED
 from planner.search.transients import Transients, least_transients, possible_ranks
 from planner.search.works import lower_hull
 
@@ -94,17 +94,13 @@ class Layout:
     def times(self, values: Floats) -> Floats:
         """[stages, 3]: the evaluator's seconds of the passes under the chosen values."""
         chosen, stream, stages = values[self.choice_at], self.stream, self.shape.stages
-        sums = [
-            [np.bincount(self.stage, chosen * self.vectors[:, k] * (self.kind == kind), stages) for k in range(3)]
+        compute, traffic = (
+            np.array([
+                np.bincount(self.stage, chosen * self.vectors[:, k] * (self.kind == kind), stages) for k in range(PASSES)
+            ], dtype=float).T
             for kind in (0, 1)
-        ]
-        forward = sums[0][0] + stream.context_s
-        backward = sums[0][1] + sums[0][2]
-        stopped = stream.stopped_s(self.shape)
-        hide, floor = stream.gathers.hidden, stream.gathers.floor
-        forward_wait = np.maximum(floor * sums[1][0], sums[1][0] - hide * forward)
-        backward_wait = np.maximum(floor * sums[1][1], sums[1][1] - hide * backward)
-        return np.column_stack([forward + forward_wait + stopped, sums[0][1] + backward_wait + stopped, sums[0][2]])
+        )
+        return stream.passes_s(compute, traffic, stream.stopped_s(self.shape))
 
     def program(self) -> Program:
         """The columns and all rows but caps and paths."""

@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hardware_profiles import Cluster
+from hardware_profiles.measure import usable_cores
 from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.helper import Helper, cores
+from planner.search.helper import Helper
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
@@ -120,7 +121,7 @@ class _State:
     def call(self, deadline: float) -> None:
         """Begin to have help."""
         self.alone = True
-        if cores() > 1:
+        if usable_cores() >= 2:
             with suppress(OSError, pickle.PicklingError, AttributeError, TypeError):
                 self.helper, self.alone = Helper(self.best.look, self.best.gap, deadline), False
 

@@ -53,6 +53,16 @@ class Stream:
         """[stages]: seconds for which a pass of a stage stops both ranks at its cuts."""
         return self.blocking_s / 2 * (shape.crosses[:-1].astype(float) + shape.crosses[1:])
 
+    def passes_s(self, compute: Floats, traffic: Floats, stopped_s: Floats) -> Floats:
+        """[..., 3]: the evaluator's seconds of the passes of stages, of their blocks' ``compute`` and ZeRO's ``traffic``
+        [..., 3] where passes stop for ``stopped_s`` [...] (:func:`planner.evaluate.evaluate` sums block by block)."""
+        forward, backward = compute[..., 0] + self.context_s, compute[..., 1] + compute[..., 2]
+        hide, floor = self.gathers.hidden, self.gathers.floor
+        waits = [
+            np.maximum(floor * traffic[..., k], traffic[..., k] - hide * behind) for k, behind in enumerate((forward, backward))
+        ]
+        return np.stack([forward + waits[0] + stopped_s, compute[..., 1] + waits[1] + stopped_s, compute[..., 2]], axis=-1)
+
     def first_stage(self, run: int, stages: int) -> int:
         """The first virtual stage that can have blocks of a run: each stage after it has a block too."""
         return max(0, self.runs[run].first - (self.blocks - stages))

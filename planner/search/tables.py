@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ONCE, OPTIMIZER, PERSISTENT, SAVED = range(7)
+PEAK, LASTING = 7, 8
+"""Columns that follow the sums (:attr:`Table.columns`)."""
 PASSES = 3
 """The first columns are seconds of a micro-batch's passes."""
 

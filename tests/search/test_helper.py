@@ -39,7 +39,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
 
     monkeypatch.setattr(Helper, "answer", listening)
     monkeypatch.setattr(searching, "HELPED_AFTER_S", 0.0)
-    monkeypatch.setattr(searching, "cores", lambda: 2)
+    monkeypatch.setattr(searching, "usable_cores", lambda: 2)
     return answers
 
 
@@ -47,7 +47,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
 def alone_s(monkeypatch: pytest.MonkeyPatch) -> float:
     """The best step, as one process finds it."""
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "cores", lambda: 1)
+        patch.setattr(searching, "usable_cores", lambda: 1)
         patch.setattr(searching, "HELPED_AFTER_S", 0.0)
         patch.setattr(searching, "Helper", None)
         result = searched()

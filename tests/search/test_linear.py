@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from planner.search.linear import Program, Row
-from planner.solver import highs_module
 
 
-@pytest.mark.skipif(highs_module() is None, reason="highspy is not installed")
 def test_a_time_limit_is_that_of_one_solve() -> None:
     """By the solver's own clock: its simplex method counts from the first run on, its branch and bound from each."""
     draw = np.random.default_rng(0)
