@@ -127,6 +127,8 @@ class Branches:
         key, below = parts
         if not key[0]:
             target_s = min(target_s, found(counts))
+            split = counts.split() if key[1] in counts.layout.n_at else None
+            key, below = parts if split is None else ((False, split[0]), split[1])
         low, high = dict(branch.box).get(key, (0.0, math.inf))
         rest = tuple(item for item in branch.box if item[0] != key)
         self._push(bound, _Branch((*rest, (key, (low, below)))))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,6 +36,7 @@ from planner.search.mixtures import best_mixture, mixing_seconds
 from planner.search.paths import Pool, start_paths
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
+from planner.search.splits import best_split
 from planner.search.stream import Stream
 
 RELAXED, COUNTED, EXACT = range(3)
@@ -43,6 +44,9 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 UNTIL_MIXED = 3
 """After so many solutions with real variables the best mixture of paths is asked for."""
+ROUNDS, APART = 2, 0.1
+"""So many mixtures are sought near known solutions before all paths are mixed; one is as good as that of all paths where its
+solution, simulated, is longer by less than this part of what is left to the target."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -79,7 +83,9 @@ class Share:
 @dataclass
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``values``: the last solution, ``simulated_s``: its T + R when simulated;
-    ``core_s``: that of the best mixture of solutions since :meth:`forget`."""
+    ``core_s``: that of the best mixture of solutions since :meth:`forget`; ``mixed_s``: T + R under the last mixture of paths,
+    ``inner``: its solution, since :meth:`forget`;
+    ``_middle``: times of the stages where that was least."""
 
     ranks: Ranks
     pool: Pool
@@ -95,7 +101,10 @@ class Counts:
     tightenings: int = 0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
+    mixed_s: float = 0.0
+    inner: Floats | None = None
     _guided: bool = False
+    _middle: Floats | None = None
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -216,27 +225,60 @@ class Counts:
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
     def mix(self, effort: Effort) -> bool:
-        """Add the best mixture of paths, where there is time to find it; whether there was."""
+        """Add the best mixture of paths, where there is time to find it; whether there was. Where a good solution is known,
+        the best mixture of paths that are long near it or near the last one found, if that tells as much."""
+        near = [] if self._middle is None else [self._middle]
+        for _ in range(ROUNDS if near else 0):
+            if not self._mixed(effort, near):
+                return False
+            if self._settled(effort.target_s):
+                return True
+            assert self._core is not None
+            near.append(self._core[0])
+        return self._mixed(effort, ())
+
+    def _settled(self, target_s: float) -> bool:
+        """Whether other paths can tell little more of the target than the last mixture. What follows is likely to be near its
+        solution, if that is left."""
+        if self.mixed_s >= target_s:
+            return True
+        if self.core_s < target_s and self.core_s - self.mixed_s < APART * (target_s - self.mixed_s):
+            assert self._core is not None
+            self._middle = self._core[0]
+            return True
+        return False
+
+    def _mixed(self, effort: Effort, near: Sequence[Floats]) -> bool:
         left = effort.deadline - time.perf_counter()
         if mixing_seconds(self.shape) > left:
             return False
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
         rows = [row for row in program.rows if row.lasting]
-        found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left)
-        if found is not None:
-            paths.append(found.path)
-            self._core, self._guided = (self.layout.times(found.values), float(found.values[TAIL])), True
-            self._simulate(*self._core, self._sends)
-        return found is not None
+        found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left, near)
+        if found is None:
+            return False
+        paths.append(found.path)
+        self.inner = found.values
+        times, tail_s = self.layout.times(found.values), float(found.values[TAIL])
+        self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
+        if not near:
+            self._middle = times
+        self._simulate(times, tail_s, self._sends)
+        return True
 
     def forget(self) -> None:
         """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""
-        self.core_s, self._core = math.inf, self._core if self._guided else None
+        self.core_s, self._core, self.inner = math.inf, self._core if self._guided else None, None
 
     def restrict(self, target_s: float) -> bool:
         """Count with plans quicker than the target only. False where there is none."""
         self._model()
         return self._restrict(target_s)
+
+    def split(self) -> tuple[int, float] | None:
+        """What it is best to part at, (column, whole part), as far as an inner solution tells."""
+        program = self._model()
+        return None if self.inner is None else best_split(self.layout, self.inner, program.low, program.high)
 
     def bound_column(self, column: int, low: float, high: float) -> None:
         """A column between these sides and those that it had at first."""
