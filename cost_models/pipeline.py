@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import Action, Orders, actions, rank_of_stage
+from cost_models.schedules import KINDS, Action, Orders, actions, all_steps, legal, rank_of_stage
 
 NOTHING = -1
 TOGETHER = 10_000_000
@@ -99,21 +99,27 @@ def _duration(times: StageTimes, kind: str) -> float:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The actions in an order in which every input precedes its use; positions in it, :data:`NOTHING` where absent.
+    """The actions, wave by wave: each waits for actions of earlier waves only. ``bounds``: the positions of each wave; of every
+    action, [actions]: ``cost``, an index into the flat durations (4 x stage + kind); ``before``, the action before it on its
+    rank, and ``source``, the one that makes its input (:data:`NOTHING` where absent); ``cut``, over which that is sent (0:
+    none, or both stages share a rank). ``positions``: of every rank, its actions in order."""
 
-    ``cost``: index into the flat durations (4 x stage + kind); ``source``: the action that produces the input;
-    ``cut``: the cut that it is sent over (0: none, both stages share a rank).
-    """
+    bounds: tuple[slice, ...]
+    cost: NDArray[np.int64]
+    before: NDArray[np.int64]
+    source: NDArray[np.int64]
+    cut: NDArray[np.int64]
+    positions: tuple[NDArray[np.int64], ...]
 
-    actions: tuple[Action, ...]
-    cost: tuple[int, ...]
-    before: tuple[int, ...]
-    source: tuple[int, ...]
-    cut: tuple[int, ...]
-    positions: tuple[tuple[int, ...], ...]
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """``cost``, ``before``, ``source`` and ``cut``, to go through one by one."""
+        return self.cost.tolist(), self.before.tolist(), self.source.tolist(), self.cut.tolist()
 
-
-_KINDS = "FIWB"
+    @cached_property
+    def last(self) -> NDArray[np.int64]:
+        """[ranks]: the last action of each."""
+        return np.array([mine[-1] for mine in self.positions])
 
 
 @dataclass(frozen=True)
@@ -133,97 +139,76 @@ class Dependencies:
 def dependencies(name: str, pipeline: int, virtual: int, microbatches: int) -> Dependencies:
     """Of one step. An illegal schedule raises ValueError."""
     graph = _graph(name, pipeline, virtual, microbatches)
-    edges = []
-    for at, (before, source, cut) in enumerate(zip(graph.before, graph.source, graph.cut, strict=True)):
-        if before != NOTHING or source == NOTHING:
-            edges.append((at, before, 0))
-        if source != NOTHING:
-            edges.append((at, source, cut))
-    cost = np.array(graph.cost)
-    target, sources, cuts = np.array(edges).T
-    return Dependencies(cost // 4, cost % 4, target, sources, cuts, np.array([at[-1] for at in graph.positions]))
+    first = (graph.before != NOTHING) | (graph.source == NOTHING)
+    there = np.stack([first, graph.source != NOTHING], axis=1)
+    target = np.repeat(np.arange(len(graph.cost)), there.sum(axis=1))
+    source = np.stack([graph.before, graph.source], axis=1)[there]
+    cut = np.stack([np.zeros_like(graph.cut), graph.cut], axis=1)[there]
+    return Dependencies(graph.cost // 4, graph.cost % 4, target, source, cut, graph.last)
 
 
 @lru_cache(maxsize=64)
 def _graph(name: str, pipeline: int, virtual: int, microbatches: int) -> _Graph:
-    orders = actions(name, pipeline, virtual, microbatches)
-    last_stage = pipeline * virtual - 1
-    rank_of = [rank_of_stage(name, pipeline, stage) for stage in range(last_stage + 1)]
-    done: dict[tuple[bool, int, int], int] = {}
-    listed: list[Action] = []
-    before, source, cuts = [], [], []
-    positions: list[list[int]] = [[] for _ in orders]
-    taken = [0] * pipeline
-    ready = list(range(pipeline))
-    waiting: dict[tuple[bool, int, int], int] = {}
-    while ready:
-        rank = ready.pop()
-        order, mine = orders[rank], positions[rank]
-        while taken[rank] < len(order):
-            action = order[taken[rank]]
-            need, cut = _input(action, last_stage)
-            origin = NOTHING if need is None else done.get(need, NOTHING)
-            if need is not None and origin == NOTHING:
-                waiting[need] = rank
-                break
-            position = len(listed)
-            listed.append(action)
-            before.append(mine[-1] if mine else NOTHING)
-            source.append(origin)
-            cuts.append(cut if cut and rank_of[cut - 1] != rank_of[cut] else 0)
-            mine.append(position)
-            taken[rank] += 1
-            if action.kind != "W":
-                result = (action.kind == "F", action.stage, action.microbatch)
-                done[result] = position
-                if result in waiting:
-                    ready.append(waiting.pop(result))
-    if len(listed) != sum(map(len, orders)):
+    reason = legal(name, pipeline, virtual, microbatches)
+    if reason is not None:
+        raise ValueError(reason)
+    ranks = all_steps(name, pipeline, virtual, microbatches)
+    kind, stage, micro = (np.concatenate([getattr(rank, part) for rank in ranks]) for part in ("kind", "stage", "microbatch"))
+    ends = np.cumsum([len(rank.kind) for rank in ranks])
+    starts = np.append(0, ends[:-1])
+    before = np.arange(len(kind)) - 1
+    before[starts] = NOTHING
+    source, cut = _inputs(kind, stage, micro, pipeline * virtual - 1)
+    rank_of = np.array([rank_of_stage(name, pipeline, at) for at in range(pipeline * virtual)])
+    cut[(cut > 0) & (rank_of[cut - 1] == rank_of[cut])] = 0
+    depth = _depths(starts, ends, source)
+    if depth is None:
         raise ValueError(f"{name} with {pipeline} ranks and {microbatches} micro-batches waits for itself")
-    cost = tuple(4 * action.stage + _KINDS.index(action.kind) for action in listed)
-    return _Graph(tuple(listed), cost, tuple(before), tuple(source), tuple(cuts), tuple(map(tuple, positions)))
-
-
-def _input(action: Action, last_stage: int) -> tuple[tuple[bool, int, int] | None, int]:
-    """(is forward, stage, micro-batch) that must end before ``action``, and the cut between; the rank's own order
-    covers the rest."""
-    if action.kind == "W" or (action.kind == "F" and action.stage == 0):
-        return None, 0
-    if action.kind == "F":
-        return (True, action.stage - 1, action.microbatch), action.stage
-    if action.stage == last_stage:
-        return (True, action.stage, action.microbatch), 0
-    return (False, action.stage + 1, action.microbatch), action.stage + 1
-
-
-@dataclass(frozen=True)
-class _Waves:
-    """The actions in waves, each of which waits for actions of earlier waves only. ``bounds``: the positions of each wave; of
-    every action: ``cost``, ``before`` and ``source`` as in :class:`_Graph` (the number of actions where absent), ``sent``
-    [actions, 1]: 1 where its input comes over a cut. ``last``: of every rank, its last action."""
-
-    bounds: tuple[slice, ...]
-    cost: NDArray[np.int64]
-    before: NDArray[np.int64]
-    source: NDArray[np.int64]
-    sent: NDArray[np.float64]
-    last: NDArray[np.int64]
-
-
-@lru_cache(maxsize=64)
-def _waves(name: str, pipeline: int, virtual: int, microbatches: int) -> _Waves:
-    graph = _graph(name, pipeline, virtual, microbatches)
-    depth = [0] * (len(graph.cost) + 1)  # Its last place is where NOTHING points to.
-    for at, (before, source) in enumerate(zip(graph.before, graph.source, strict=True)):
-        depth[at] = 1 + max(depth[before], depth[source])
-    order = np.argsort(depth[:-1], kind="stable")
-    place = np.append(np.argsort(order), len(order))
-    ends = np.cumsum(np.bincount(depth[:-1])[1:]).tolist()
-    return _Waves(
-        tuple(slice(first, last) for first, last in zip([0, *ends], ends, strict=False)),
-        np.array(graph.cost)[order], place[np.array(graph.before)[order]], place[np.array(graph.source)[order]],
-        (np.array(graph.cut)[order, None] > 0).astype(float), place[[positions[-1] for positions in graph.positions]],
+    order = np.argsort(depth, kind="stable")
+    place = np.append(np.argsort(order), NOTHING)
+    waves = np.cumsum(np.bincount(depth)[1:]).tolist()
+    return _Graph(
+        tuple(slice(first, last) for first, last in zip([0, *waves], waves, strict=False)),
+        (4 * stage + kind)[order], place[before[order]], place[source[order]], cut[order],
+        tuple(place[first:last] for first, last in zip(starts, ends, strict=True)),
     )
+
+
+def _inputs(
+    kind: NDArray[np.int64], stage: NDArray[np.int64], micro: NDArray[np.int64], last_stage: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[actions]: which action must end before each one (:data:`NOTHING`: none), and the cut between; the ranks' own orders
+    cover the rest."""
+    forward, weights = kind == KINDS.index("F"), kind == KINDS.index("W")
+    made = np.full((2, last_stage + 2, micro.max(initial=0) + 1), NOTHING)
+    made[np.where(forward, 1, 0)[~weights], stage[~weights], micro[~weights]] = np.flatnonzero(~weights)
+    needs = ~weights & ~(forward & (stage == 0))
+    # A forward pass needs the stage before; a backward pass the one after, or on the last stage its own forward pass.
+    ends = ~forward & (stage == last_stage)
+    of = np.where(forward, stage - 1, np.where(ends, stage, stage + 1))
+    source = np.where(needs, made[np.where(forward | ends, 1, 0), of, micro], NOTHING)
+    return source, np.where(needs & ~ends, np.where(forward, stage, stage + 1), 0)
+
+
+def _depths(starts: NDArray[np.int64], ends: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """[actions]: the first wave in which each can be, where ranks lie from ``starts`` to ``ends``; None where some wait for
+    each other."""
+    depth, done = np.zeros(len(source), dtype=np.int64), np.zeros(len(source) + 1, dtype=bool)
+    done[NOTHING] = True
+    next_, ends, wave = starts.copy(), ends.copy(), 0
+    while next_.size:
+        wave += 1
+        ready = done[source[next_]]
+        now = next_[ready]
+        if not now.size:
+            return None
+        depth[now] = wave
+        done[now] = True
+        next_ = next_ + ready
+        left = next_ < ends
+        if not left.all():
+            next_, ends = next_[left], ends[left]
+    return depth
 
 
 def simulate(
@@ -242,13 +227,13 @@ def simulate(
         raise ValueError(f"{pipeline * virtual} virtual stages need as many times and sends")
     durations, sends = _durations(times), [0.0, *send_s[1:]]
     ends = _ends(graph, durations, sends)
-    busy = tuple(sum(durations[graph.cost[at]] for at in positions) for positions in graph.positions)
+    costs, positions = graph.lists[0], [mine.tolist() for mine in graph.positions]
     return Timeline(
         total_s=max(ends),
-        busy_s=busy,
+        busy_s=tuple(sum(durations[costs[at]] for at in mine) for mine in positions),
         critical_path=_path_to(graph, ends, sends, pipeline * virtual, max(range(len(ends)), key=ends.__getitem__)),
         orders=actions(name, pipeline, virtual, microbatches),
-        ends_s=tuple(tuple(ends[at] for at in positions) for positions in graph.positions),
+        ends_s=tuple(tuple(ends[at] for at in mine) for mine in positions),
         times=tuple(times),
     )
 
@@ -261,7 +246,7 @@ def longest_paths(
     graph = _graph(name, pipeline, virtual, microbatches)
     durations, sends = _durations(times), [0.0, *send_s[1:]]
     ends = _ends(graph, durations, sends)
-    last = sorted((positions[-1] for positions in graph.positions), key=ends.__getitem__, reverse=True)
+    last = sorted(graph.last.tolist(), key=ends.__getitem__, reverse=True)
     chosen = last[:1] + last[1 :: max(1, (len(last) - 1) // max(1, most - 1))][: most - 1]
     paths = [_path_to(graph, ends, sends, pipeline * virtual, at) for at in chosen]
     return ends[last[0]], list(dict.fromkeys(paths))
@@ -272,32 +257,33 @@ def lengths(
 ) -> NDArray[np.float64]:
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
     gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
-    waves = _waves(name, pipeline, virtual, microbatches)
-    size = max(1, TOGETHER // len(waves.cost))
-    parts = [_last_ends(waves, times[at : at + size], send_s) for at in range(0, len(times), size)]
+    graph = _graph(name, pipeline, virtual, microbatches)
+    size = max(1, TOGETHER // len(graph.cost))
+    parts = [_last_ends(graph, times[at : at + size], send_s) for at in range(0, len(times), size)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _last_ends(waves: _Waves, times: NDArray[np.float64], send_s: float) -> NDArray[np.float64]:
+def _last_ends(graph: _Graph, times: NDArray[np.float64], send_s: float) -> NDArray[np.float64]:
     """[cases]: when the last action ends."""
     by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
     durations = np.stack(by_kind, axis=-1).reshape(len(times), -1).T
-    # One more action, which is never waited for: it has ended when the step begins.
-    ends = np.zeros((len(waves.cost) + 1, len(times)))
-    for wave in waves.bounds:
-        begun = np.maximum(ends[waves.before[wave]], ends[waves.source[wave]] + send_s * waves.sent[wave])
-        np.add(begun, durations[waves.cost[wave]], out=ends[wave])
-    return np.asarray(ends[waves.last].max(axis=0))
+    sent = np.where(graph.cut > 0, send_s, 0.0)[:, None]
+    # Behind the actions, a place for what is absent: it has ended when the step begins.
+    ends = np.zeros((len(graph.cost) + 1, len(times)))
+    for wave in graph.bounds:
+        begun = np.maximum(ends[graph.before[wave]], ends[graph.source[wave]] + sent[wave])
+        np.add(begun, durations[graph.cost[wave]], out=ends[wave])
+    return np.asarray(ends[graph.last].max(axis=0))
 
 
 def _durations(times: Sequence[StageTimes]) -> list[float]:
-    return [_duration(stage, kind) for stage in times for kind in _KINDS]
+    return [_duration(stage, kind) for stage in times for kind in KINDS]
 
 
 def _ends(graph: _Graph, durations: Sequence[float], sends: Sequence[float]) -> list[float]:
     """When each action ends."""
     ends: list[float] = []
-    for cost, before, source, cut in zip(graph.cost, graph.before, graph.source, graph.cut, strict=True):
+    for cost, before, source, cut in zip(*graph.lists, strict=True):
         start = ends[before] if before >= 0 else 0.0
         if source >= 0:
             arrival = ends[source] + sends[cut]
@@ -309,19 +295,16 @@ def _ends(graph: _Graph, durations: Sequence[float], sends: Sequence[float]) -> 
 
 def _path_to(graph: _Graph, ends: Sequence[float], sends: Sequence[float], stages: int, at: int) -> CriticalPath:
     """Back from an action, always through what its start waited for."""
-    forward, inputs, weights, transfers = ([0] * stages for _ in range(4))
+    costs, befores, sources, cuts = graph.lists
+    passed, transfers = [0] * (stages * len(KINDS)), [0] * stages
     while at != NOTHING:
-        action = graph.actions[at]
-        if action.kind == "F":
-            forward[action.stage] += 1
-        if action.kind in "IB":
-            inputs[action.stage] += 1
-        if action.kind in "WB":
-            weights[action.stage] += 1
-        before, source, cut = graph.before[at], graph.source[at], graph.cut[at]
+        passed[costs[at]] += 1
+        before, source, cut = befores[at], sources[at], cuts[at]
         if source != NOTHING and (before == NOTHING or ends[source] + sends[cut] > ends[before]):
             transfers[cut] += 1 if cut else 0
             at = source
         else:
             at = before
+    forward, inputs, weights, both = (passed[kind :: len(KINDS)] for kind in range(len(KINDS)))
+    inputs, weights = ([alone + whole for alone, whole in zip(each, both, strict=True)] for each in (inputs, weights))
     return CriticalPath(tuple(forward), tuple(inputs), tuple(weights), tuple(transfers))

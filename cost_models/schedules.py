@@ -9,11 +9,16 @@ A virtual stage k lives on pipeline rank k mod pipeline; under zbv the stages go
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 Kind = Literal["F", "B", "I", "W"]
+KINDS: tuple[Kind, ...] = ("F", "I", "W", "B")
 Orders = tuple[tuple["Action", ...], ...]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")
@@ -79,82 +84,100 @@ def actions(name: str, pipeline: int, virtual: int, microbatches: int) -> Orders
 
 @lru_cache(maxsize=256)
 def _actions(name: str, pipeline: int, virtual: int, microbatches: int) -> Orders:
+    listed = (
+        zip(steps.kind.tolist(), steps.stage.tolist(), steps.microbatch.tolist(), strict=True)
+        for steps in all_steps(name, pipeline, virtual, microbatches)
+    )
+    return tuple(tuple(Action(KINDS[kind], stage, micro) for kind, stage, micro in rank) for rank in listed)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The actions of a rank in order, [actions]: ``kind``, an index into :data:`KINDS`, ``stage`` and ``microbatch``."""
+
+    kind: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+
+    @staticmethod
+    def of(kind: NDArray[np.int64], stage: NDArray[np.int64]) -> Steps:
+        """Each (kind, stage) takes the micro-batches in order."""
+        key = kind * (stage.max(initial=0) + 1) + stage
+        order = np.argsort(key, kind="stable")
+        starts = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))
+        number = np.empty(len(key), dtype=np.int64)
+        number[order] = np.arange(len(key)) - np.repeat(starts, np.diff(np.append(starts, len(key))))
+        return Steps(kind, stage, number)
+
+    @staticmethod
+    def listed(steps: Sequence[tuple[Kind, int]]) -> Steps:
+        """Of kinds and stages one by one."""
+        kinds, stages = zip(*steps, strict=True)
+        return Steps.of(np.array([KINDS.index(kind) for kind in kinds]), np.array(stages))
+
+
+@lru_cache(maxsize=256)
+def all_steps(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Steps, ...]:
+    """What :func:`actions` says of a legal schedule, rank by rank."""
     ranks = range(pipeline)
     if name == "gpipe":
-        return tuple(_gpipe(rank, microbatches) for rank in ranks)
+        return tuple(Steps.listed(_gpipe(rank, microbatches)) for rank in ranks)
     if name == "1f1b":
-        return tuple(_one_forward_one_backward(rank, pipeline, microbatches) for rank in ranks)
+        return tuple(Steps.listed(_one_forward_one_backward(rank, pipeline, microbatches)) for rank in ranks)
     if name == "zbv":
         return tuple(_zbv(rank, pipeline, microbatches) for rank in ranks)
     split = name == "interleaved-zero-bubble"
     return tuple(_interleaved(rank, pipeline, virtual, microbatches, split) for rank in ranks)
 
 
-def _gpipe(rank: int, microbatches: int) -> tuple[Action, ...]:
+def _gpipe(rank: int, microbatches: int) -> list[tuple[Kind, int]]:
     """Fill, then drain (Huang 2019); ``ScheduleGPipe``, which drains oldest first."""
-    forwards = tuple(Action("F", rank, index) for index in range(microbatches))
-    return forwards + tuple(Action("B", rank, index) for index in range(microbatches))
+    steps: list[tuple[Kind, int]] = [("F", rank)] * microbatches
+    steps += [("B", rank)] * microbatches
+    return steps
 
 
-def _one_forward_one_backward(rank: int, pipeline: int, microbatches: int) -> tuple[Action, ...]:
+def _one_forward_one_backward(rank: int, pipeline: int, microbatches: int) -> list[tuple[Kind, int]]:
     """PipeDream-Flush (Narayanan 2019, 2021); ``Schedule1F1B``: pipeline - rank forwards, then backward and forward."""
     warmup = min(microbatches, pipeline - rank)
-    order = [Action("F", rank, index) for index in range(warmup)]
-    for index in range(microbatches):
-        order.append(Action("B", rank, index))
-        if warmup + index < microbatches:
-            order.append(Action("F", rank, warmup + index))
-    return tuple(order)
+    steps: list[tuple[Kind, int]] = [("F", rank)] * warmup
+    steps += [("B", rank), ("F", rank)] * (microbatches - warmup)
+    steps += [("B", rank)] * warmup
+    return steps
 
 
-def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int, split: bool) -> tuple[Action, ...]:
+def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int, split: bool) -> Steps:
     """Narayanan 2021, section 2.2 (``ScheduleInterleaved1F1B``); split into input and weight gradients it is ZB1P of
     Qi 2023 (``ScheduleInterleavedZeroBubble``): a weight gradient follows ``rank`` backwards later."""
     per_round = microbatches // max(1, microbatches // pipeline)
     total = virtual * microbatches
     warmup = min((virtual - 1) * per_round + (1 if split else 2) * (pipeline - 1 - rank), total)
-    count = _Counter()
-    order: list[Action] = []
-    pending: list[int] = []
-    for step in range(total + warmup):
-        if step < total:
-            stage = step // per_round % virtual * pipeline + rank
-            order.append(count.take("F", stage))
-        if step < warmup:
-            continue
-        stage = (virtual - 1 - (step - warmup) // per_round % virtual) * pipeline + rank
-        order.append(count.take("I" if split else "B", stage))
-        pending.append(stage)
-        if split and step - warmup >= rank:
-            order.append(count.take("W", pending.pop(0)))
+    turn = np.arange(total)
+    forward = turn // per_round % virtual * pipeline + rank
+    backward = (virtual - 1 - turn // per_round % virtual) * pipeline + rank
+    # Side by side what a rank does in a turn; negative: nothing.
+    turns = np.full((total + warmup + (rank if split else 0), 3), -1)
+    turns[:total, 0] = forward
+    turns[warmup : total + warmup, 1] = backward
     if split:
-        order.extend(count.take("W", stage) for stage in pending)
-    return tuple(order)
+        turns[warmup + rank :, 2] = backward
+    kinds = np.array([KINDS.index("F"), KINDS.index("I" if split else "B"), KINDS.index("W")])
+    done = turns >= 0
+    return Steps.of(np.broadcast_to(kinds, turns.shape)[done], turns[done])
 
 
-class _Counter:
-    """Numbers the micro-batches of each (kind, stage) as they are taken."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[Kind, int], int] = {}
-
-    def take(self, kind: Kind, stage: int) -> Action:
-        index = self._next.get((kind, stage), 0)
-        self._next[kind, stage] = index + 1
-        return Action(kind, stage, index)
-
-
-def _zbv(rank: int, pipeline: int, microbatches: int) -> tuple[Action, ...]:
+def _zbv(rank: int, pipeline: int, microbatches: int) -> Steps:
     """Qi 2023, section 6 (``ScheduleZBVZeroBubble``)."""
-    count = _Counter()
-    taken = (count.take(*step) for step in _zbv_steps(rank, pipeline, max(2 * pipeline - 1, microbatches)))
-    return tuple(action for action in taken if action.microbatch < microbatches)
+    steps = Steps.listed(_zbv_steps(rank, pipeline, max(2 * pipeline - 1, microbatches)))
+    there = steps.microbatch < microbatches
+    return Steps(steps.kind[there], steps.stage[there], steps.microbatch[there])
 
 
 def zbv_steps(rank: int, pipeline: int, microbatches: int) -> list[tuple[Kind, int]]:
     """What a rank does under zbv, on which virtual stage. Micro-batches come in order."""
     if microbatches < 2 * pipeline - 1:
-        return [(action.kind, action.stage) for action in _zbv(rank, pipeline, microbatches)]
+        steps = _zbv(rank, pipeline, microbatches)
+        return [(KINDS[kind], stage) for kind, stage in zip(steps.kind.tolist(), steps.stage.tolist(), strict=True)]
     return _zbv_steps(rank, pipeline, microbatches)
 
 

@@ -88,7 +88,7 @@ def _tight(known: Dependencies, times: Floats, send_s: float) -> NDArray[np.bool
         rest[source] = max(rest[source], rest[target] + own[target] + wait)
     ended = np.array(ends)
     through = ended[known.source] + waits + lasting[known.target] + np.array(rest)[known.target]
-    return np.append(through, ended[known.last]) > (1 - TIGHT) * ended[known.last].max()
+    return np.asarray(np.append(through, ended[known.last]) > (1 - TIGHT) * ended[known.last].max())
 
 
 class _Extended:
