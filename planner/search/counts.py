@@ -47,6 +47,8 @@ UNTIL_MIXED = 3
 ROUNDS, APART = 2, 0.1
 """So many mixtures are sought near known solutions before all paths are mixed; one is as good as that of all paths where its
 solution, simulated, is longer by less than this part of what is left to the target."""
+NEAR_PART = 0.4
+"""What a mixture near known solutions takes of the time for all paths, about."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -250,7 +252,7 @@ class Counts:
 
     def _mixed(self, effort: Effort, near: Sequence[Floats]) -> bool:
         left = effort.deadline - time.perf_counter()
-        if mixing_seconds(self.shape) > left:
+        if mixing_seconds(self.shape) * (NEAR_PART if near else 1.0) > left:
             return False
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
         rows = [row for row in program.rows if row.lasting]

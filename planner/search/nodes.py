@@ -22,6 +22,7 @@ from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
 from planner.search.greedy import Shares, even_cuts, rounded_cuts
+from planner.search.mixtures import mixing_seconds
 from planner.search.paths import Pool
 from planner.search.patterns import Patterns
 from planner.search.polish import Polish
@@ -37,6 +38,8 @@ Costing = Callable[[Candidate], CostedGraph | None]
 """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
 FIRST_SLICE_S = 0.5
 """Seconds of the first look at branches; each further look may take twice as long."""
+SOON_S = 1.0
+"""A mixture of paths that takes no longer than this belongs to the first look, which lasts as much longer."""
 POLISHED = 2
 """So many filled plans are polished, the most promising ones."""
 REPEATS = 4
@@ -172,6 +175,8 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
+        mixing_s = mixing_seconds(self.counts.shape)
+        self.slice_s += mixing_s if mixing_s < SOON_S else 0.0
 
     def apart(self, scope: Scope) -> list[Attempt]:
         """An attempt for each of its chains."""

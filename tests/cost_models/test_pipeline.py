@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.live import in_flight, live_profiles
-from cost_models.pipeline import StageTimes, Timeline, simulate
+from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, simulate
 from cost_models.schedules import SCHEDULES, actions, legal, rank_of_stage, stages_of_rank
 
 UNIT = StageTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
@@ -224,3 +225,11 @@ def test_a_large_pipeline_is_simulated_quickly() -> None:
     start = time.perf_counter()
     equal("1f1b", 64, 1, 512)
     assert time.perf_counter() - start < 2.0
+
+
+def test_ranks_that_wait_for_each_other_are_no_schedule() -> None:
+    """Two ranks of two actions, each of whose first waits for the other's second; without that, two waves."""
+    starts, ends = np.array([0, 2]), np.array([2, 4])
+    assert _depths(starts, ends, np.array([3, NOTHING, 1, NOTHING])) is None
+    found = _depths(starts, ends, np.array([NOTHING, NOTHING, 0, NOTHING]))
+    assert found is not None and found.tolist() == [1, 2, 2, 3]

@@ -11,7 +11,8 @@ import pytest
 from cost_models.pipeline import StageTimes, dependencies, longest_paths, simulate
 from planner.search.counted import Ranks
 from planner.search.counts import AGREEMENT, Counts, Effort
-from planner.search.mixtures import MOST_ACTIONS, mixing_seconds
+from planner.search.mixtures import MOST_ACTIONS, best_mixture, mixing_seconds
+from planner.search.rows import LENGTH, TAIL
 from planner.search.shape import Shape
 from planner.search.works import works
 from tests.search import streams
@@ -57,6 +58,30 @@ def test_one_mixture_says_what_paths_added_one_by_one_say(key: tuple, seed: int)
         far, agreed = cut.look(effort())
     assert far is not None
     assert answer.bound == pytest.approx(far.bound, rel=3 * AGREEMENT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("key", SHAPES, ids=IDS)
+def test_paths_near_a_solution_are_paths(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
+    """No step is shorter than a mixture of them, and all paths together say no less; near the solution itself, as much."""
+    shape = Shape(*key, streams.CAPACITY)
+    counts = program(seed, shape)
+    counts.restrict(math.inf)
+    counts.mix(effort())
+    every_s, times = counts.mixed_s, counts.layout.times(counts.inner)  # type: ignore[arg-type]
+    model = counts._model()
+    rows = [row for row in model.rows if row.lasting]
+    generator = np.random.default_rng(seed)
+    elsewhere = times * generator.uniform(0.5, 1.5, times.shape)
+    for near, rel in (([times], 3 * AGREEMENT), ([elsewhere], math.inf), ([elsewhere, times], 3 * AGREEMENT)):
+        found = best_mixture(counts.layout, rows, model.cost, model.low, model.high, 60.0, near)
+        assert found is not None
+        said_s = float(found.values[[LENGTH, TAIL]].sum())
+        assert every_s * (1 - rel) <= said_s <= every_s * (1 + AGREEMENT)
+        for drawn in generator.uniform(0.0, 3.0, (20, shape.stages, 3)):
+            stages = [StageTimes(*map(float, row)) for row in drawn]
+            sends = [0.0] + [float(generator.uniform(0.0, 0.5))] * (shape.stages - 1)
+            assert found.path.seconds(stages, sends) <= simulate(*key, stages, sends).total_s * (1 + 1e-12)
 
 
 def test_dependencies_say_what_a_simulation_does() -> None:
