@@ -85,9 +85,14 @@ def solve(
     """Search, and where nothing fits find out why and what would help. Raises PinError or NoPlanFits."""
     deadline = time.perf_counter() + (math.inf if request.time_limit_s is None else request.time_limit_s)
     try:
-        return told(fitted(graph, cluster, request), cluster, request)
+        return told(fitted(graph, cluster, request, news=partial(_so_far, progress)), cluster, request)
     except MemoryTooSmall as refusal:
         raise retold(explain(refusal, graph, cluster, request, progress, resize, deadline), refusal) from refusal
+
+
+def _so_far(progress: Progress, step_s: float, gap: float) -> None:
+    """A line about a search under way."""
+    progress(f"best so far: {step_s:.4g} s a step, at most {gap:.1%} from the optimum; still searching")
 
 
 def load_cluster(spec: str) -> Cluster:

@@ -18,6 +18,14 @@ Look = Callable[[Plan, Prediction], Prediction]
 """A prediction whose memory was looked at more closely than by sums."""
 
 
+News = Callable[[float, float], None]
+"""Is told of a search under way: seconds a step of the best plan so far, and how far that may be from the optimum."""
+
+
+def no_news(step_s: float, gap: float) -> None:
+    """Nobody asks."""
+
+
 def as_it_is(plan: Plan, prediction: Prediction) -> Prediction:
     """No closer look."""
     return prediction

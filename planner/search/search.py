@@ -23,7 +23,7 @@ from planner.search.helper import Helper
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
-from planner.search.request import Certificate, Look, Request, SearchResult, as_it_is
+from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
 from planner.search.solve import Fingerprints
 
 PROBED = 2
@@ -32,6 +32,8 @@ HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
 WAIT_S, LAST_WAIT_S = 0.05, 0.5
 """Seconds for which an answer is waited for before the clock is looked at, and when the time is over."""
+NEWS_S = 5.0
+"""Seconds between two news of a search under way."""
 UNTIL_ANY = 0.5
 """Part of the time after which a search without any plan looks for the one that takes the least memory."""
 
@@ -42,17 +44,31 @@ class _State:
     helper and will be none."""
 
     best: Best
+    news: News = no_news
     heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
     helper: Helper | None = None
     alone: bool = False
     finished_s: float = math.inf
     solved: int = 0
     order: Iterator[int] = field(default_factory=itertools.count)
+    _told_at: float = field(default_factory=time.perf_counter)
 
     @property
     def least_s(self) -> float:
         """No plan that is left to look for is quicker."""
         return min(self.heap[0][0] if self.heap else math.inf, math.inf if self.helper is None else self.helper.least_s)
+
+    @property
+    def lower_s(self) -> float:
+        """No plan of the space is quicker."""
+        return min(self.least_s, self.finished_s, self.best.step_s)
+
+    def tell(self) -> None:
+        """News, from time to time."""
+        now = time.perf_counter()
+        if self.best.found is not None and now > self._told_at + NEWS_S:
+            self._told_at = now
+            self.news(self.best.step_s, 1 - self.lower_s / self.best.step_s)
 
     def push(self, node: Sketch | Attempt) -> None:
         if math.isfinite(node.bound):
@@ -134,13 +150,13 @@ class _State:
 
 def search(
     graph: ModelGraph, cluster: Cluster, request: Request, *, costing: Costing | None = None, look: Look = as_it_is,
-    known: Prices | None = None,
+    known: Prices | None = None, news: News = no_news,
 ) -> SearchResult:
     """The best plan, proven to be within ``request.gap`` of the optimum unless the time limit ends the search before.
 
     ``look``: a closer look at a plan that would be the best so far; where its memory does not fit by that, the plan is passed
     over. The certificate stays that of the space that the sums of memory admit, of which this leaves a part. ``known``: prices
-    of another search of the same graph.
+    of another search of the same graph. ``news``: is told from time to time how far the search has come.
     Raises PinError where the pins leave no candidate, NoPlanFits where none fits in memory.
     """
     begin = time.perf_counter()
@@ -149,7 +165,7 @@ def search(
     candidates = enumerate_candidates(graph, cluster, request)
     own = Prices(graph, cluster, request, candidates, known=known)
     prices = own if costing is None else costing
-    state = _State(Best(request.gap, look))
+    state = _State(Best(request.gap, look), news)
     bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
     for candidate, bound in bounds.items():
         state.push(Sketch(candidate, bound))
@@ -165,14 +181,13 @@ def search(
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
         state.last_words(scope)
-        left_s = min(state.least_s, state.finished_s)
+        lower_s = state.lower_s
     finally:
         state.close()
     assert state.best.found is not None
     plan, prediction = state.best.found
-    lower = min(left_s, prediction.step_s)
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
-    return SearchResult(plan, prediction, Certificate(lower, len(candidates), state.solved), seconds, own)
+    return SearchResult(plan, prediction, Certificate(lower_s, len(candidates), state.solved), seconds, own)
 
 
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
@@ -200,6 +215,7 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
             state.looked(node, finished, scope, here=heard is None)
         if best.target() < target_s:
             climb.go(node.candidate, deadline)
+        state.tell()
 
 
 def _sketched(node: Sketch, state: _State, scope: Scope, records: list[float]) -> None:
