@@ -85,9 +85,8 @@ class Share:
 @dataclass
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``values``: the last solution, ``simulated_s``: its T + R when simulated;
-    ``core_s``: that of the best mixture of solutions since :meth:`forget`; ``mixed_s``: T + R under the last mixture of paths,
-    ``inner``: its solution, since :meth:`forget`;
-    ``_middle``: times of the stages where that was least."""
+    ``core_s``: that of the best mixture of solutions since :meth:`forget`, ``inner``: the solution of the last mixture of paths
+    since then; ``mixed_s``: T + R under that; ``_middle``: times of the stages that mixtures are sought near."""
 
     ranks: Ranks
     pool: Pool
@@ -232,7 +231,7 @@ class Counts:
         near = [] if self._middle is None else [self._middle]
         for _ in range(ROUNDS if near else 0):
             if not self._mixed(effort, near):
-                return False
+                break
             if self._settled(effort.target_s):
                 return True
             assert self._core is not None
@@ -251,6 +250,7 @@ class Counts:
         return False
 
     def _mixed(self, effort: Effort, near: Sequence[Floats]) -> bool:
+        """Add the best mixture of all paths, or of those that are long ``near`` some times [stages, 3]; whether it is there."""
         left = effort.deadline - time.perf_counter()
         if mixing_seconds(self.shape) * (NEAR_PART if near else 1.0) > left:
             return False
@@ -263,9 +263,9 @@ class Counts:
         self.inner = found.values
         times, tail_s = self.layout.times(found.values), float(found.values[TAIL])
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
-        if not near:
-            self._middle = times
         self._simulate(times, tail_s, self._sends)
+        if self._middle is None or (not near and self.core_s < effort.target_s):
+            self._middle = times
         return True
 
     def forget(self) -> None:

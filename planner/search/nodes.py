@@ -171,12 +171,12 @@ class Attempt:
     def made(tasks: tuple[Task, ...], stream: Stream, works: tuple[Work, ...], pool: Pool, bound: float) -> Attempt:
         """Of chains that ``stream`` has as one."""
         ranks = Ranks(stream, shape_of(tasks[0].candidate, tasks[0].cluster), works)
-        return Attempt(tasks, Counts(ranks, pool, bound=ranks.costs.bound), bound)
+        mixing_s = mixing_seconds(ranks.shape)
+        first_s = FIRST_SLICE_S + (mixing_s if mixing_s < SOON_S else 0.0)
+        return Attempt(tasks, Counts(ranks, pool, bound=ranks.costs.bound), bound, first_s)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
-        mixing_s = mixing_seconds(self.counts.shape)
-        self.slice_s += mixing_s if mixing_s < SOON_S else 0.0
 
     def apart(self, scope: Scope) -> list[Attempt]:
         """An attempt for each of its chains."""
