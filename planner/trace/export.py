@@ -128,7 +128,9 @@ def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
     if isinstance(logits, (tuple, list)):
         logits = logits[0]
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3) or not logits.is_floating_point():
-        said = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        said = f"a {type(logits).__name__}"
+        if isinstance(logits, Tensor):
+            said = f"a tensor of shape {tuple(logits.shape)} in {str(logits.dtype).removeprefix('torch.')}"
         raise ModelError("the model's output", f"is {said}", "return logits [batch, seq, vocabulary], or define loss()")
     labels = batch["labels"]
     if labels.dim() != logits.dim() - 1:

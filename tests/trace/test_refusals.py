@@ -161,6 +161,22 @@ def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str
         assert refused(f"{path}:make").startswith(path + said)
 
 
+@pytest.mark.parametrize(("returned", "said"), [
+    ("y.mean()", "is a tensor of shape () in float32"), ("y.long()", "is a tensor of shape (1000003, 5, 4) in int64"),
+    ("{'y': y}", "is a dict"),
+])
+def test_output_that_is_no_logits(refused: Refused, write: Callable[[str], str], returned: str, said: str) -> None:
+    path = write(
+        "from torch import nn\n\nclass Model(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.table = nn.Embedding(4, 4)\n"
+        f"    def forward(self, input_ids):\n        y = self.table(input_ids)\n        return {returned}\n\n"
+        "def make():\n    return Model()\n"
+    )
+    assert refused(f"{path}:make", "--seq", "5") == (
+        f"the model's output: {said}; return logits [batch, seq, vocabulary], or define loss()"
+    )
+
+
 def test_loss_is_no_function(refused: Refused, write: Callable[[str], str]) -> None:
     path = write("loss = 3\ndef make():\n    pass\n")
     assert refused(f"{path}:make") == f"{path}: defines loss as int; define loss(outputs, batch)"
