@@ -228,7 +228,7 @@ def test_a_large_pipeline_is_simulated_quickly() -> None:
 
 
 def test_ranks_that_wait_for_each_other_are_no_schedule() -> None:
-    """Two ranks of two actions, each of whose first waits for the other's second; without that, two waves."""
+    """Two ranks of two actions, each of whose first waits for the other's second; without that, three waves."""
     starts, ends = np.array([0, 2]), np.array([2, 4])
     assert _depths(starts, ends, np.array([3, NOTHING, 1, NOTHING])) is None
     found = _depths(starts, ends, np.array([NOTHING, NOTHING, 0, NOTHING]))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
 from hardware_profiles import Engine
@@ -21,6 +23,8 @@ from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
 from planner.search import Request, search
+from planner.search import branches as branches_module
+from planner.search import counts as counts_module
 from planner.search.allowed import Allowed
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate
@@ -28,6 +32,9 @@ from planner.search.chain import Chain
 from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
+from planner.search.linear import Floats
+from planner.search.mixtures import Mixture
+from planner.search.rows import Layout
 from planner.search.shape import Shape
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds
 from planner.search.stream import stream_of
@@ -176,6 +183,10 @@ WHOLE_BY_CHANCE = Case(
 @example(case=WHOLE_BY_CHANCE)
 @given(case=cases())
 def test_no_bound_excludes_the_best_plan(case: Case) -> None:
+    _check(case)
+
+
+def _check(case: Case) -> None:
     if case.plans > 2500:
         return
     graph, costed, template = _problem(case)
@@ -185,3 +196,36 @@ def test_no_bound_excludes_the_best_plan(case: Case) -> None:
     _check_bounds(case, costed, best)
     if case.engine == planning_engine():
         _check_search(case, graph, costed, best)
+
+
+@pytest.mark.slow
+def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains as small as these are told apart, or real variables settle them; here every branch is mixed and parted, as
+    those of long chains are."""
+    near: list[Sequence[Floats]] = []
+    splits: list[tuple[int, float]] = []
+    best_mixture, best_split = counts_module.best_mixture, counts_module.best_split
+
+    def mixing(layout: Layout, *given: Any) -> Mixture | None:
+        near.extend([given[-1]] if given[-1] else [])
+        return best_mixture(layout, *given)
+
+    def splitting(layout: Layout, *given: Floats) -> tuple[int, float] | None:
+        found = best_split(layout, *given)
+        splits.extend([found] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(counts_module, "best_mixture", mixing)
+    monkeypatch.setattr(counts_module, "best_split", splitting)
+    for module in (counts_module, branches_module):
+        monkeypatch.setattr(module, "UNTIL_MIXED", 0)
+    monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
+
+    @seed(5001)
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=cases())
+    def each(case: Case) -> None:
+        _check(case)
+
+    each()
+    assert near and splits

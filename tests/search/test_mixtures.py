@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from cost_models.pipeline import StageTimes, dependencies, longest_paths, simulate
+from cost_models.pipeline import CriticalPath, StageTimes, dependencies, longest_paths, simulate
 from planner.search.counted import Ranks
 from planner.search.counts import AGREEMENT, Counts, Effort
 from planner.search.mixtures import MOST_ACTIONS, best_mixture, mixing_seconds
@@ -30,6 +30,15 @@ def effort(seconds: float = 60.0) -> Effort:
     return Effort(math.inf, time.perf_counter() + seconds)
 
 
+def check_path(path: CriticalPath, key: tuple, generator: np.random.Generator, draws: int) -> None:  # type: ignore[type-arg]
+    """No step is shorter, under any times."""
+    count = key[1] * key[2]
+    for times in generator.uniform(0.0, 3.0, (draws, count, 3)):
+        stages = [StageTimes(*map(float, row)) for row in times]
+        sends = [0.0] + [float(generator.uniform(0.0, 0.5))] * (count - 1)
+        assert path.seconds(stages, sends) <= simulate(*key, stages, sends).total_s * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("key", SHAPES, ids=IDS)
 def test_no_step_is_shorter_than_a_mixture(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
@@ -38,12 +47,7 @@ def test_no_step_is_shorter_than_a_mixture(key: tuple, seed: int) -> None:  # ty
     counts = program(seed, shape)
     counts.restrict(math.inf)
     counts.mix(effort())
-    mixture = counts.pool[shape][-1]
-    generator = np.random.default_rng(seed)
-    for times in generator.uniform(0.0, 3.0, (50, shape.stages, 3)):
-        stages = [StageTimes(*map(float, row)) for row in times]
-        sends = [0.0] + [float(generator.uniform(0.0, 0.5))] * (shape.stages - 1)
-        assert mixture.seconds(stages, sends) <= simulate(*key, stages, sends).total_s * (1 + 1e-12)
+    check_path(counts.pool[shape][-1], key, np.random.default_rng(seed), 50)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,10 +82,7 @@ def test_paths_near_a_solution_are_paths(key: tuple, seed: int) -> None:  # type
         assert found is not None
         said_s = float(found.values[[LENGTH, TAIL]].sum())
         assert every_s * (1 - rel) <= said_s <= every_s * (1 + AGREEMENT)
-        for drawn in generator.uniform(0.0, 3.0, (20, shape.stages, 3)):
-            stages = [StageTimes(*map(float, row)) for row in drawn]
-            sends = [0.0] + [float(generator.uniform(0.0, 0.5))] * (shape.stages - 1)
-            assert found.path.seconds(stages, sends) <= simulate(*key, stages, sends).total_s * (1 + 1e-12)
+        check_path(found.path, key, generator, 20)
 
 
 def test_dependencies_say_what_a_simulation_does() -> None:
