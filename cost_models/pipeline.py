@@ -23,6 +23,8 @@ from cost_models.schedules import KINDS, Action, Orders, actions, all_steps, leg
 NOTHING = -1
 TOGETHER = 10_000_000
 """Actions times cases that :func:`lengths` holds at once."""
+FEW = 40
+"""Where a wave has fewer actions, of all cases together, one after the other is quicker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,9 @@ def lengths(
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
     gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
     graph = _graph(name, pipeline, virtual, microbatches)
+    if len(times) * len(graph.cost) < FEW * len(graph.bounds):
+        sends = [0.0] + [send_s] * (pipeline * virtual - 1)
+        return np.array([max(_ends(graph, _of_kinds(case).tolist(), sends)) for case in times])
     size = max(1, TOGETHER // len(graph.cost))
     parts = [_last_ends(graph, times[at : at + size], send_s) for at in range(0, len(times), size)]
     return np.concatenate(parts) if parts else np.zeros(0)
@@ -265,8 +270,7 @@ def lengths(
 
 def _last_ends(graph: _Graph, times: NDArray[np.float64], send_s: float) -> NDArray[np.float64]:
     """[cases]: when the last action ends."""
-    by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
-    durations = np.stack(by_kind, axis=-1).reshape(len(times), -1).T
+    durations = _of_kinds(times).T
     sent = np.where(graph.cut > 0, send_s, 0.0)[:, None]
     # Behind the actions, a place for what is absent: it has ended when the step begins.
     ends = np.zeros((len(graph.cost) + 1, len(times)))
@@ -274,6 +278,12 @@ def _last_ends(graph: _Graph, times: NDArray[np.float64], send_s: float) -> NDAr
         begun = np.maximum(ends[graph.before[wave]], ends[graph.source[wave]] + sent[wave])
         np.add(begun, durations[graph.cost[wave]], out=ends[wave])
     return np.asarray(ends[graph.last].max(axis=0))
+
+
+def _of_kinds(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[..., stages x kinds]: how long actions last, of the passes' ``times`` [..., stages, 3]."""
+    by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
+    return np.stack(by_kind, axis=-1).reshape(*times.shape[:-2], -1)
 
 
 def _durations(times: Sequence[StageTimes]) -> list[float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 
 from cost_models.memory import shard_elements
@@ -68,10 +68,9 @@ def measure_graph(
     by whose bookkeeping bytes are kept (nothing else of it counts)."""
     return GraphWork(
         graph, degree, microbatch, options,
-        blocks=tuple(
-            {body.name: measure_block(body, option[body.name], microbatch, levels, context, engine) for body in graph.bodies}
-            for option in options
-        ),
+        blocks=_measured(graph, options, partial(
+            measure_block, microbatch=microbatch, levels=levels, context=context, engine=engine
+        )),
         crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
         received_bytes=tuple(_received_bytes(graph, option, microbatch, levels, engine) for option in options),
         context=measure_whole(graph.context, microbatch),
@@ -127,10 +126,19 @@ def replicated_operations(graph: ModelGraph) -> tuple[str, ...]:
 
 def block_costs(graph: ModelGraph, options: Sequence[Placements], pricing: Pricing) -> tuple[BlockCosts, ...]:
     """Every body under every recomputation level, for every option."""
-    return tuple(
-        _priced({body.name: measure_block(body, option[body.name], pricing.microbatch) for body in graph.bodies}, pricing)
-        for option in options
-    )
+    measured = _measured(graph, options, partial(measure_block, microbatch=pricing.microbatch))
+    return tuple(_priced(blocks, pricing) for blocks in measured)
+
+
+def _measured(
+    graph: ModelGraph, options: Sequence[Placements], measure: Callable[[Body, BodyPlacement], BlockWork]
+) -> tuple[dict[str, BlockWork], ...]:
+    """Every body for every option: options differ in some of the bodies, so what is placed alike is measured once."""
+    known: dict[BodyPlacement, BlockWork] = {}
+    for body in graph.bodies:
+        for placement in dict.fromkeys(option[body.name] for option in options):
+            known[placement] = measure(body, placement)
+    return tuple({body.name: known[option[body.name]] for body in graph.bodies} for option in options)
 
 
 def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing, group: int = 1) -> BlockCosts:

@@ -16,7 +16,7 @@ from planner.costing.kept import Keeping, loss_operands
 from planner.costing.liveness import backward_peak_bytes, forward_peak_bytes
 from planner.costing.local import LocalBody, localise
 from planner.costing.operations import Operation, measure_operation
-from planner.costing.passes import BlockPasses
+from planner.costing.passes import BlockPasses, Emitted
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.graph import Body
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
@@ -89,6 +89,7 @@ def _levels(
     body: Body, placement: BodyPlacement, microbatch: int, levels: tuple[Recompute, ...], engine: Engine
 ) -> Mapping[Recompute, LevelWork]:
     local = localise(body, placement, microbatch)
+    emitted = Emitted(local)
     found: dict[Recompute, LevelWork] = {}
     for level in levels:
         if level == "selective" and engine.selective == "alternate":
@@ -97,33 +98,33 @@ def _levels(
             repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
             moved = repeated
         _, again = collectives(body, placement, placement.degree, microbatch, repeated=moved)
-        apart = _split(local) if level == "none" else (0, 0)  # Split passes exclude recomputation.
-        found[level] = LevelWork(repeated, again, *_level_bytes(local, level, engine), *apart)
+        passes = BlockPasses(emitted, level)
+        apart = _split(passes) if level == "none" else (0, 0)  # Split passes exclude recomputation.
+        found[level] = LevelWork(repeated, again, *_level_bytes(local, passes, level, engine), *apart)
     return found
 
 
-def _peaks(local: LocalBody, level: Recompute, saved: int) -> tuple[int, int]:
+def _peaks(passes: BlockPasses, saved: int) -> tuple[int, int]:
     """(forward, backward): the most beyond what is kept, storage by storage (:mod:`planner.costing.passes`). The block's
     inputs, and the gradients that arrive at its outputs, are alive all the while; parameters' gradients are made too."""
-    passes = BlockPasses(local, level)
+    local = passes.local
     inputs = sum(local.storage_bytes(value.name) for value in local.body.inputs if value.differentiable)
     return max(0, passes.forward.peak[0] + inputs - saved), sum(passes.gradient_bytes) + sum(passes.backward().peak)
 
 
-def _split(local: LocalBody) -> tuple[int, int]:
+def _split(passes: BlockPasses) -> tuple[int, int]:
     """Of a backward pass in two parts: what the weight part will read beyond what the input part still keeps for it, and the
     most that lives in either part beyond both."""
-    passes = BlockPasses(local, "none")
     inward = passes.backward("input")
     waiting = max(0, inward.after[0])
     return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(passes.backward("weight").peak))
 
 
-def _level_bytes(local: LocalBody, level: Recompute, engine: Engine) -> tuple[int, int, int]:
+def _level_bytes(local: LocalBody, passes: BlockPasses, level: Recompute, engine: Engine) -> tuple[int, int, int]:
     """(saved, forward peak, backward peak) by the engine's bookkeeping."""
     if engine.keeps == "operations" and (level != "selective" or engine.selective != "alternate"):
         saved = saved_bytes(local, level)
-        forward, backward = _peaks(local, level, saved)
+        forward, backward = _peaks(passes, saved)
     elif engine.keeps == "operations":
         saved = Keeping(local, engine).saved_bytes(level)
         forward, backward = forward_peak_bytes(local, level), backward_peak_bytes(local) + max(0, saved_bytes(local) - saved)

@@ -41,20 +41,42 @@ Kind = Literal["full", "input", "tail", "weight"]
 
 
 @dataclass
-class BlockPasses:
-    """The passes of one body under one recomputation level, for one micro-batch."""
+class Emitted:
+    """A body as its emitted function runs it, whatever is recomputed; ``local``: its steps in that order, whichever they were
+    given in."""
 
     local: LocalBody
-    recompute: Recompute
-    _known: dict[tuple[object, ...], Pass] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.local = in_emitted_order(self.local)
 
     @cached_property
+    def primitives(self) -> tuple[Primitive, ...]:
+        """In execution order."""
+        return tuple(record(self.local).primitives)
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """Values that a variable holds."""
+        return named_values(self.local)
+
+
+@dataclass
+class BlockPasses:
+    """The passes of one body under one recomputation level, for one micro-batch."""
+
+    emitted: Emitted
+    recompute: Recompute
+    _known: dict[tuple[object, ...], Pass] = field(default_factory=dict, repr=False)
+
+    @property
+    def local(self) -> LocalBody:
+        return self.emitted.local
+
+    @cached_property
     def _arranged(self) -> tuple[tuple[Primitive, ...], tuple[range, ...]]:
         """The primitives in the order of the emitted functions, and the runs of them that recomputation repeats."""
-        order = list(record(self.local).primitives)
+        order = list(self.emitted.primitives)
         if self.recompute == "none" or not order:
             return tuple(order), ()
         if self.recompute == "full":
@@ -91,7 +113,7 @@ class BlockPasses:
     def _dies(self) -> Mapping[int, tuple[str, ...]]:
         """Values that no variable holds, by the primitive that is the last to read them."""
         last = {value: at for at, p in enumerate(self.primitives) for value, _ in p.reads}
-        held = named_values(self.local)
+        held = self.emitted.named
         dying: dict[int, list[str]] = {}
         for at, primitive in enumerate(self.primitives):
             for value, _ in primitive.makes:

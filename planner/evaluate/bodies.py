@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, shard_elements
-from planner.costing.local import LocalBody, localise
-from planner.costing.passes import BlockPasses
+from planner.costing.local import localise
+from planner.costing.passes import BlockPasses, Emitted
 from planner.evaluate.units import Unit, UnitParameter
 from planner.ir.costed import Recompute
 from planner.ir.graph import Block, ModelGraph
@@ -23,13 +23,13 @@ class Bodies:
     plan: Plan
     graph: ModelGraph
     _passes: dict[tuple[str, Recompute], BlockPasses] = field(default_factory=dict)
-    _locals: dict[str, LocalBody] = field(default_factory=dict)
+    _emitted: dict[str, Emitted] = field(default_factory=dict)
 
-    def local(self, body: str) -> LocalBody:
-        if body not in self._locals:
-            placement = self.plan.placements[body]
-            self._locals[body] = localise(self.graph.body_of[body], placement, self.plan.batch.micro)
-        return self._locals[body]
+    def emitted(self, body: str) -> Emitted:
+        if body not in self._emitted:
+            local = localise(self.graph.body_of[body], self.plan.placements[body], self.plan.batch.micro)
+            self._emitted[body] = Emitted(local)
+        return self._emitted[body]
 
     @cached_property
     def taken_over(self) -> frozenset[str]:
@@ -68,7 +68,7 @@ class Bodies:
 
     def passes(self, body: str, recompute: Recompute) -> BlockPasses:
         if (body, recompute) not in self._passes:
-            self._passes[body, recompute] = BlockPasses(self.local(body), recompute)
+            self._passes[body, recompute] = BlockPasses(self.emitted(body), recompute)
         return self._passes[body, recompute]
 
 def value_bytes(bodies: Bodies) -> dict[str, int]:

@@ -11,30 +11,46 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planner.ir.plan import Mesh
+from planner.ir.plan import Mesh, Plan, Prediction
+from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.nodes import Scope, Sketch
-from planner.search.request import Look
 
 AXES = ("pipeline", "data", "tensor")
 FACTORS = (2, 3)
 """By so much a neighbour's degrees differ."""
 
 
+def nothing() -> None:
+    """Nothing else is to be done."""
+
+
 @dataclass
 class Climb:
-    """``bounds``: of all candidates. ``target()``: what a plan must be quicker than to matter; ``report``: is told of plans."""
+    """``bounds``: of all candidates; ``best``: the best plan so far, which is told of those that climbs end with;
+    ``meanwhile()``: is called before every step."""
 
     bounds: Mapping[Candidate, float]
     scope: Scope
-    target: Callable[[], float]
-    report: Look
+    best: Best
+    meanwhile: Callable[[], None] = nothing
     _probed: set[Candidate] = field(default_factory=set)
+    _steps: list[tuple[Plan, Prediction]] = field(default_factory=list)
     _of_mesh: dict[Mesh, list[Candidate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for candidate in self.bounds:
             self._of_mesh.setdefault(candidate.mesh, []).append(candidate)
+
+    @property
+    def step_s(self) -> float:
+        """Of the best plan so far, those on the way among them."""
+        return min(self.best.step_s, self._steps[-1][1].step_s if self._steps else math.inf)
+
+    @property
+    def target_s(self) -> float:
+        """What a plan must be quicker than to be a step uphill."""
+        return self.step_s * (1 - self.best.gap)
 
     def begin(self, deadline: float) -> None:
         """Go uphill from the best of what practice begins with, for each number of pipeline ranks: the widest tensor split
@@ -46,9 +62,10 @@ class Climb:
         sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in seeds.values()]
         best: Candidate | None = None
         for sketch in sketches:
-            sketch.advance(self.scope, math.inf)
+            self.meanwhile()
+            sketch.count(self.scope)
         for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
-            if sketch.bound < self.target() and self._improves(sketch.candidate, deadline):
+            if sketch.bound < self.target_s and self._improves(sketch.candidate, deadline):
                 best = sketch.candidate
         if best is not None:
             self.go(best, deadline)
@@ -59,18 +76,31 @@ class Climb:
         while at is not None:
             near = sorted(set(self._neighbours(at)) - self._probed, key=self.bounds.__getitem__)
             at = next((candidate for candidate in near if self._improves(candidate, deadline)), None)
+        self._arrive()
+
+    def _arrive(self) -> None:
+        """The last plan of a climb that fits by a closer look. Those before it were only on the way: they are not looked at
+        unless it does not fit."""
+        while self._steps and not self.best.report(*self._steps.pop()).fits:
+            pass
+        self._steps.clear()
+
+    def _step(self, plan: Plan, prediction: Prediction) -> Prediction:
+        if prediction.step_s < self.step_s:
+            self._steps.append((plan, prediction))
+        return prediction
 
     def _improves(self, candidate: Candidate, deadline: float) -> bool:
         """Whether a probe of the candidate beats the best plan so far."""
-        if self.bounds[candidate] >= self.target() or time.perf_counter() > deadline:
+        if self.bounds[candidate] >= self.target_s or time.perf_counter() > deadline:
             return False
+        self.meanwhile()
         self._probed.add(candidate)
-        before, family = self.target(), self.scope.family(candidate)
-        attempts = Sketch(candidate, self.bounds[candidate]).attempts(self.scope) if family is not None else []
+        before, attempts = self.target_s, Sketch(candidate, self.bounds[candidate]).attempts(self.scope)
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
         if best is not None and best.bound < before:
-            best.probe(self.report, before)
-        return self.target() < before
+            best.probe(self._step, before)
+        return self.target_s < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
         """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another."""

@@ -1,9 +1,10 @@
-"""A second process that looks at attempts, where there is a second core.
+"""A second process that looks at nodes of the search, where there is a second core.
 
-Attempts know nothing of each other but the quickest step so far, so two can be looked at at once. The process is sent attempts
-before their first look, goes on with the one of the lowest bound by itself, and tells what each look has found: a bound, and a
-better plan if there was one. It is a convenience: where it cannot be started or ends, its attempts begin anew at home, with the
-bounds that they had.
+Nodes know nothing of each other but the quickest step so far, so two can be looked at at once. The process knows what the
+search knows from the beginning on (:class:`~planner.search.nodes.Scope`), is sent sketches that are not counted yet and
+attempts before their first look, goes on with the node of the lowest bound by itself, and tells what each look has found: a
+bound, and a better plan if there was one. It is a convenience: where it cannot be started or ends, its nodes begin anew at
+home, with the bounds that they had.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from planner.ir.plan import Plan, Prediction
+from planner.search.allowed import Allowed
 from planner.search.best import Best
-from planner.search.nodes import Attempt
-from planner.search.paths import Pool
-from planner.search.request import Look
-from planner.search.solve import Task
-from planner.search.stream import Stream
-from planner.search.works import works
+from planner.search.candidates import Candidate
+from planner.search.nodes import Attempt, Scope, Sketch
 
 _PROGRAM = """
 import os, sys
@@ -37,15 +36,37 @@ sys.path.insert(0, {root!r})
 from planner.search.helper import serve
 serve(sys.stdin.buffer, answers)
 """
+Chosen = tuple[tuple[int, Allowed], ...]
+"""Chains of a candidate: their options of placements and what their blocks may choose."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A node for the helper. ``chains``: of an attempt; none of a sketch."""
+
+    name: int
+    candidate: Candidate
+    bound: float
+    chains: Chosen | None = None
+
+    def node(self, scope: Scope) -> Sketch | Attempt:
+        """As the helper has it."""
+        if self.chains is None:
+            return Sketch(self.candidate, self.bound)
+        family = scope.family(self.candidate)
+        assert family is not None
+        chosen = [chain for chain in family.chains if (chain.option, chain.allowed) in self.chains]
+        assert len(chosen) == len(self.chains)
+        (bundle,) = family.bundles([chosen])
+        return Attempt.of(self.candidate, scope, bundle, self.bound)
 
 
 @dataclass(frozen=True)
 class Order:
-    """``step_s``: of the best plan so far. ``fresh``: another attempt, its name, its chains as one and its bound; ``dropped``:
-    one that is looked at elsewhere."""
+    """``step_s``: of the best plan so far. ``fresh``: further nodes; ``dropped``: one that is looked at elsewhere."""
 
     step_s: float
-    fresh: tuple[int, tuple[Task, ...], Stream, float] | None = None
+    fresh: tuple[Fresh, ...] = ()
     dropped: int | None = None
 
 
@@ -56,40 +77,52 @@ class Answer:
     name: int
     bound: float
     finished: bool
-    mixed: bool
-    plan: tuple[Plan, Prediction] | None
+    mixed: bool = False
+    plan: tuple[Plan, Prediction] | None = None
 
 
 class Helper:
     """The process, as the search sees it. ``away``: what it has, by name."""
 
-    def __init__(self, look: Look, gap: float, deadline: float) -> None:
-        """``deadline`` (time.perf_counter, which is the system's): when a look ends at the latest. Raises OSError where no
-        process can be started, pickle.PicklingError and its like where ``look`` cannot be sent."""
-        begin = pickle.dumps((look, gap, deadline))
+    def __init__(self) -> None:
+        """It starts, and waits for :meth:`begin`. Raises OSError where no process can be started."""
         root = str(Path(__file__).resolve().parents[2])
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM.format(root=root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
-        self.away: dict[int, Attempt] = {}
+        self.away: dict[int, Sketch | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._sent, self._step_s = 0, math.inf
-        self._orders.put(begin)
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
+
+    def begin(self, best: Best, scope: Scope, deadline: float) -> None:
+        """Say what the search is about, as it is now; ``deadline`` (time.perf_counter, which is the system's): when a look ends
+        at the latest. Raises pickle.PicklingError and its like where that cannot be sent."""
+        # What is known of families is found out again sooner than sent.
+        self._orders.put(pickle.dumps((best.look, best.gap, replace(scope, pool={}, families={}), deadline)))
 
     @property
     def least_s(self) -> float:
         """The lowest bound of what it has."""
-        return min((attempt.bound for attempt in self.away.values()), default=math.inf)
+        return min((node.bound for node in self.away.values()), default=math.inf)
 
-    def send(self, attempt: Attempt, step_s: float) -> None:
-        """Have an attempt looked at."""
-        name, self._sent = self._sent, self._sent + 1
-        self.away[name] = attempt
-        self._order(Order(step_s, (name, attempt.tasks, attempt.counts.stream, attempt.bound)))
+    @property
+    def attempts(self) -> int:
+        """So many of what it has are attempts."""
+        return sum(isinstance(node, Attempt) for node in self.away.values())
+
+    def send(self, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+        """Have nodes looked at."""
+        fresh = []
+        for name, node in enumerate(nodes, self._sent):
+            self.away[name] = node
+            chains = None if isinstance(node, Sketch) else tuple((t.chain.option, t.chain.allowed) for t in node.tasks)
+            fresh.append(Fresh(name, node.candidate, node.bound, chains))
+        self._sent += len(fresh)
+        self._order(Order(step_s, tuple(fresh)))
 
     def tell(self, step_s: float) -> None:
         """Say how quick the best plan is."""
@@ -98,15 +131,17 @@ class Helper:
 
     def back(self, target_s: float) -> Attempt | None:
         """An attempt that it has and has not looked at yet, nor looks at now: that of the highest bound below the target."""
-        ranked = sorted((attempt.bound, name) for name, attempt in self.away.items() if attempt.bound < target_s)
-        waiting = [name for _, name in ranked[1:] if not self.away[name].looks]
-        if not waiting:
-            return None
-        self._order(Order(self._step_s, dropped=waiting[-1]))
-        return self.away.pop(waiting[-1])
+        ranked = sorted((node.bound, name) for name, node in self.away.items() if node.bound < target_s)
+        for _, name in reversed(ranked[1:]):
+            node = self.away[name]
+            if isinstance(node, Attempt) and not node.looks:
+                self._order(Order(self._step_s, dropped=name))
+                del self.away[name]
+                return node
+        return None
 
-    def answer(self, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
-        """What was found next, and of which attempt (none where it came back meanwhile); None while nothing is known. Raises
+    def answer(self, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
+        """What was found next, and of which node (none where it came back meanwhile); None while nothing is known. Raises
         ProcessLookupError where the process has ended."""
         try:
             found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
@@ -146,32 +181,47 @@ class Helper:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Look at attempts until there are no more orders. Whoever gives them also hears of interrupts."""
+    """Look at nodes until there are no more orders. Whoever gives them also hears of interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    look, gap, deadline = pickle.load(source)
+    try:
+        look, gap, scope, deadline = pickle.load(source)
+    except EOFError:
+        return
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
-    best, attempts, pool = Best(gap, look), dict[int, Attempt](), Pool()
+    best, waiting, begun = Best(gap, look), dict[int, Fresh](), dict[int, Attempt]()
     while True:
-        left = [(attempt.bound, name) for name, attempt in attempts.items() if attempt.bound < best.target()]
-        while not left or not orders.empty():
+        name = _next(waiting, begun, best)
+        while name is None or not orders.empty():
             order = orders.get()
             if order is None:
                 return
             best.step_s = min(best.step_s, order.step_s)
-            if order.fresh is not None:
-                name, tasks, stream, bound = order.fresh
-                attempts[name] = Attempt.made(tasks, stream, works(stream, tasks[0].candidate.accumulation), pool, bound)
+            waiting.update((fresh.name, fresh) for fresh in order.fresh)
             if order.dropped is not None:
-                attempts.pop(order.dropped, None)
-            left = [(attempt.bound, name) for name, attempt in attempts.items() if attempt.bound < best.target()]
-        _, name = min(left)
-        attempt, best.found = attempts[name], None
-        finished = attempt.advance(best.target, deadline, gap, best.report)
-        if finished or attempt.mixed:
-            del attempts[name]
-        pickle.dump(Answer(name, attempt.bound, finished, attempt.mixed, best.found), sink)
+                waiting.pop(order.dropped, None)
+                begun.pop(order.dropped, None)
+            name = _next(waiting, begun, best)
+        node = waiting.pop(name).node(scope) if name in waiting else begun[name]
+        if isinstance(node, Sketch):
+            node.count(scope)
+            answer = Answer(name, node.bound, finished=True)
+        else:
+            best.found, begun[name] = None, node
+            finished = node.advance(best.target, deadline, gap, best.report)
+            answer = Answer(name, node.bound, finished, node.mixed, best.found)
+            if finished or node.mixed:
+                del begun[name]
+        pickle.dump(answer, sink)
         sink.flush()
+
+
+def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best) -> int | None:
+    """The node of the lowest bound below the target."""
+    nodes: list[tuple[float, int]] = [(fresh.bound, name) for name, fresh in waiting.items()]
+    nodes += [(attempt.bound, name) for name, attempt in begun.items()]
+    bound, name = min(nodes, default=(math.inf, -1))
+    return name if bound < best.target() else None
 
 
 def _listen(source: BinaryIO, orders: queue.SimpleQueue[Order | None]) -> None:

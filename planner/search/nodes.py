@@ -126,24 +126,20 @@ class Sketch:
     bound: float
     counted: bool = False
 
-    def advance(self, scope: Scope, target_s: float) -> list[Sketch | Attempt]:
-        """A closer look, then its chains, less those that cannot be quicker than the target."""
-        family = scope.family(self.candidate)
+    def count(self, scope: Scope) -> None:
+        """Bound it by the blocks that ranks can have; infinite where it has no chain."""
+        self.counted, family = True, scope.family(self.candidate)
         if family is None:
-            return []
-        if not self.counted and family.together:
-            self.counted = True
+            self.bound = math.inf
+        elif family.together:
             (bundle,) = family.together
             ranks = Ranks(bundle.stream, shape_of(self.candidate, scope.cluster), bundle.works)
             self.bound = max(self.bound, ranks.costs.bound)
-            return [self] if self.bound < target_s else []
-        return [attempt for attempt in self.attempts(scope) if attempt.bound < target_s]
 
     def attempts(self, scope: Scope) -> list[Attempt]:
         """Its chains, those that are alike as one."""
         family = scope.family(self.candidate)
-        assert family is not None
-        return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in family.alike]
+        return [] if family is None else [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in family.alike]
 
 
 @dataclass
@@ -165,15 +161,10 @@ class Attempt:
         """The chains of a bundle; nothing is quicker than ``bound``."""
         chains = sorted(bundle.chains, key=lambda chain: sum(chain.block_works))
         tasks = tuple(Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
-        return Attempt.made(tasks, bundle.stream, bundle.works, scope.pool, bound)
-
-    @staticmethod
-    def made(tasks: tuple[Task, ...], stream: Stream, works: tuple[Work, ...], pool: Pool, bound: float) -> Attempt:
-        """Of chains that ``stream`` has as one."""
-        ranks = Ranks(stream, shape_of(tasks[0].candidate, tasks[0].cluster), works)
+        ranks = Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
         mixing_s = mixing_seconds(ranks.shape)
         first_s = FIRST_SLICE_S + (mixing_s if mixing_s < SOON_S else 0.0)
-        return Attempt(tasks, Counts(ranks, pool, bound=ranks.costs.bound), bound, first_s)
+        return Attempt(tasks, Counts(ranks, scope.pool, bound=ranks.costs.bound), bound, first_s)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)

@@ -8,6 +8,7 @@ import itertools
 import math
 import pickle
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.helper import Helper
+from planner.search.helper import Answer, Helper
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
@@ -28,8 +29,12 @@ from planner.search.solve import Fingerprints
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
+MANY = 400
+"""So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
+AHEAD, FAR_AHEAD = 32, 1024
+"""So many sketches the helper has at most that are not counted yet; at the beginning, where nobody else counts them."""
 WAIT_S, LAST_WAIT_S = 0.05, 0.5
 """Seconds for which an answer is waited for before the clock is looked at, and when the time is over."""
 NEWS_S = 5.0
@@ -40,13 +45,16 @@ UNTIL_ANY = 0.5
 
 @dataclass
 class _State:
-    """The frontier of the search. ``heap``: (bound, order, node), without what the ``helper`` looks at. ``alone``: there is no
-    helper and will be none."""
+    """The frontier of the search. ``sketches``: those that are not counted yet, by bound; ``heap``: (bound, order, node); both
+    without what the ``helper`` looks at. ``heard``: what it has said of attempts, to be seen to. ``alone``: there is no helper
+    and will be none."""
 
     best: Best
     news: News = no_news
+    sketches: deque[Sketch] = field(default_factory=deque)
     heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
     helper: Helper | None = None
+    heard: deque[tuple[Attempt, bool]] = field(default_factory=deque)
     alone: bool = False
     finished_s: float = math.inf
     solved: int = 0
@@ -54,9 +62,15 @@ class _State:
     _told_at: float = field(default_factory=time.perf_counter)
 
     @property
+    def home_s(self) -> float:
+        """No plan is quicker that is left to look for here."""
+        return min(self.heap[0][0] if self.heap else math.inf, self.sketches[0].bound if self.sketches else math.inf)
+
+    @property
     def least_s(self) -> float:
         """No plan that is left to look for is quicker."""
-        return min(self.heap[0][0] if self.heap else math.inf, math.inf if self.helper is None else self.helper.least_s)
+        heard_s = min((attempt.bound for attempt, _ in self.heard), default=math.inf)
+        return min(self.home_s, heard_s, math.inf if self.helper is None else self.helper.least_s)
 
     @property
     def lower_s(self) -> float:
@@ -71,6 +85,7 @@ class _State:
             self.news(self.best.step_s, 1 - self.lower_s / self.best.step_s)
 
     def push(self, node: Sketch | Attempt) -> None:
+        """A node that is left, were it as slow as the best plan: how much quicker it may be is part of the certificate."""
         if math.isfinite(node.bound):
             heapq.heappush(self.heap, (node.bound, next(self.order), node))
 
@@ -78,40 +93,64 @@ class _State:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
         many as are under way here; where none is left here that matters, one comes back that it has not come to."""
         target_s, helper = self.best.target(), self.helper
-        while self.heap and self.heap[0][0] < target_s:
+        while self.home_s < target_s:
+            if self.sketches and self.sketches[0].bound <= self.home_s:
+                return self.sketches.popleft()
             _, _, node = heapq.heappop(self.heap)
-            if helper is None or not isinstance(node, Attempt) or node.looks or len(helper.away) > self._begun(target_s):
+            if helper is None or not isinstance(node, Attempt) or node.looks or helper.attempts > self._begun(target_s):
                 return node
-            helper.send(node, self.best.step_s)
+            helper.send([node], self.best.step_s)
         return None if helper is None else helper.back(target_s)
 
     def _begun(self, target_s: float) -> int:
         """Attempts under way here that matter."""
         return sum(isinstance(node, Attempt) and node.looks > 0 and bound < target_s for bound, _, node in self.heap)
 
-    def hear(self, wait_s: float = 0.0) -> tuple[Attempt, bool] | None:
-        """The next attempt that the helper has looked at, and whether nothing more can be learned of it."""
-        if self.helper is None:
-            return None
-        self.helper.tell(self.best.step_s)
-        try:
-            heard = self.helper.answer(wait_s)
-        except ProcessLookupError:
-            # What it had begins anew here.
-            for lost in self.helper.away.values():
-                self.push(replace(lost, looks=0))
-            self.close()
-            self.alone = True
-            return None
-        if heard is None:
-            return None
-        attempt, answer = heard
+    def meanwhile(self) -> None:
+        """Keep the helper busy with sketches for some time."""
+        self.hear()
+        self.feed(FAR_AHEAD)
+
+    def feed(self, most: int = AHEAD) -> None:
+        """Give the helper sketches, up to as many, where it has half of them or less."""
+        if self.helper is None or 2 * len(self.helper.away) > most:
+            return
+        left, target_s, nodes = most - len(self.helper.away), self.best.target(), list[Sketch]()
+        while left > len(nodes) and self.sketches and self.sketches[0].bound < target_s:
+            nodes.append(self.sketches.popleft())
+        if nodes:
+            self.helper.send(nodes, self.best.step_s)
+
+    def hear(self, wait_s: float = 0.0) -> None:
+        """Take in what the helper has found, which is waited for where it is nothing yet."""
+        while self.helper is not None:
+            self.helper.tell(self.best.step_s)
+            try:
+                heard = self.helper.answer(wait_s)
+            except ProcessLookupError:
+                # What it had begins anew here.
+                for lost in self.helper.away.values():
+                    self.push(replace(lost, looks=0) if isinstance(lost, Attempt) else lost)
+                self.close()
+                self.alone = True
+                return
+            if heard is None:
+                return
+            self._take(*heard)
+            wait_s = 0.0
+
+    def _take(self, node: Sketch | Attempt | None, answer: Answer) -> None:
         if answer.plan is not None:
             self.best.keep(*answer.plan)
-        if attempt is None:
-            return None
-        attempt.bound, attempt.mixed, attempt.looks = max(attempt.bound, answer.bound), answer.mixed, attempt.looks + 1
-        return attempt, answer.finished
+        if node is None:
+            return
+        node.bound = max(node.bound, answer.bound)
+        if isinstance(node, Sketch):
+            node.counted = True
+            self.push(node)
+        else:
+            node.mixed, node.looks = answer.mixed, node.looks + 1
+            self.heard.append((node, answer.finished))
 
     def looked(self, attempt: Attempt, finished: bool, scope: Scope, *, here: bool) -> None:
         """Keep what a look has left of an attempt."""
@@ -125,21 +164,28 @@ class _State:
             self.push(attempt)
 
     def last_words(self, scope: Scope) -> None:
-        """What the helper has found when the time is over: of the attempt that it looks at, soon."""
-        wait_s = 0.0 if self.helper is None or self.helper.least_s >= self.best.target() else LAST_WAIT_S
-        for _ in range(1 if self.helper is None else 1 + len(self.helper.away)):
-            heard = self.hear(wait_s)
-            if heard is None:
-                return
-            self.looked(*heard, scope, here=False)
-            wait_s = 0.0
+        """What the helper has found when the time is over: of the node that it looks at, soon."""
+        self.hear(0.0 if self.helper is None or self.helper.least_s >= self.best.target() else LAST_WAIT_S)
+        while self.heard:
+            self.looked(*self.heard.popleft(), scope, here=False)
 
-    def call(self, deadline: float) -> None:
-        """Begin to have help."""
+    def start(self) -> None:
+        """Start a helper, where there is a core for it."""
         self.alone = True
         if usable_cores() >= 2:
-            with suppress(OSError, pickle.PicklingError, AttributeError, TypeError):
-                self.helper, self.alone = Helper(self.best.look, self.best.gap, deadline), False
+            with suppress(OSError):
+                self.helper, self.alone = Helper(), False
+
+    def call(self, scope: Scope, deadline: float) -> None:
+        """Begin to have help."""
+        if self.helper is None:
+            self.start()
+        if self.helper is not None:
+            try:
+                self.helper.begin(self.best, scope, deadline)
+            except (pickle.PicklingError, AttributeError, TypeError):
+                self.close()
+                self.alone = True
 
     def close(self) -> None:
         """No helper any more."""
@@ -163,17 +209,21 @@ def search(
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     cluster = request.limited(cluster)
     candidates = enumerate_candidates(graph, cluster, request)
-    own = Prices(graph, cluster, request, candidates, known=known)
-    prices = own if costing is None else costing
     state = _State(Best(request.gap, look), news)
-    bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
-    for candidate, bound in bounds.items():
-        state.push(Sketch(candidate, bound))
-    costed = time.perf_counter()
-    scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
-    deadline = math.inf if limit_s is None else costed + limit_s
-    climb = Climb(bounds, scope, state.best.target, state.best.report)
     try:
+        if len(candidates) >= MANY:
+            state.start()
+        own = Prices(graph, cluster, request, candidates, known=known)
+        prices = own if costing is None else costing
+        bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
+        possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
+        state.sketches.extend(sorted(possible, key=lambda sketch: sketch.bound))
+        costed = time.perf_counter()
+        scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
+        deadline = math.inf if limit_s is None else costed + limit_s
+        if state.helper is not None:
+            state.call(scope, deadline)
+        climb = Climb(bounds, scope, state.best, state.meanwhile)
         climb.begin(deadline)
         _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
         if state.best.found is None:
@@ -192,49 +242,39 @@ def search(
 
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
-    without any plan). A candidate gets a plan at once where it looks better than all before it, and where its turn comes while
-    there is none; from every best plan it goes uphill."""
-    begin, best, records = time.perf_counter(), state.best, [math.inf]
+    without any plan). From every best plan the search goes uphill."""
+    begin, best = time.perf_counter(), state.best
     while state.least_s < best.target():
         now, target_s = time.perf_counter(), best.target()
         if now > deadline or (best.found is None and now > until_any):
             return
         if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
-            state.call(deadline)
-        heard = state.hear()
-        node = heard[0] if heard is not None else state.pop()
+            state.call(scope, deadline)
+        state.feed()
+        state.hear()
+        node = state.heard[0][0] if state.heard else state.pop()
         if node is None:
-            heard = state.hear(WAIT_S)
-            if heard is None:
-                continue
-            node = heard[0]
-        if isinstance(node, Sketch):
-            _sketched(node, state, scope, records)
+            state.hear(WAIT_S)
+        elif isinstance(node, Sketch):
+            _nearer(node, state, scope)
+        elif state.heard:
+            state.looked(*state.heard.popleft(), scope, here=False)
         else:
-            finished = heard[1] if heard is not None else node.advance(best.target, deadline, best.gap, best.report)
-            state.looked(node, finished, scope, here=heard is None)
-        if best.target() < target_s:
+            state.looked(node, node.advance(best.target, deadline, best.gap, best.report), scope, here=True)
+        if node is not None and best.target() < target_s:
             climb.go(node.candidate, deadline)
         state.tell()
 
 
-def _sketched(node: Sketch, state: _State, scope: Scope, records: list[float]) -> None:
-    """A closer look at a sketch. ``records``: bounds of those that looked better than all before them."""
-    best = state.best
-    parts = node.advance(scope, best.target())
-    attempts: list[Attempt] = []
-    if best.found is None:
-        attempts = [part for part in parts if isinstance(part, Attempt)]
-    if node in parts and node.bound < records[-1]:
-        records.append(node.bound)
-        attempts = node.attempts(scope)
-    for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
-        attempt.probe(best.report, best.target())
-    if state.helper is not None and not state.helper.away and best.found is not None and node in parts:
-        # It would have nothing to do until all sketches have had their look.
-        for attempt in node.attempts(scope):
-            if attempt.bound < best.target():
-                state.helper.send(attempt, best.step_s)
+def _nearer(sketch: Sketch, state: _State, scope: Scope) -> None:
+    """Count a sketch; then its chains take its place. They get a plan where there is none."""
+    if not sketch.counted:
+        sketch.count(scope)
+        state.push(sketch)
         return
-    for part in parts:
-        state.push(part)
+    attempts = sketch.attempts(scope)
+    for attempt in attempts:
+        state.push(attempt)
+    if state.best.found is None:
+        for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
+            attempt.probe(state.best.report, state.best.target())

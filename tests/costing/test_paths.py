@@ -6,7 +6,7 @@ from torch import nn
 
 from planner.costing.expressions import in_emitted_order
 from planner.costing.local import localise
-from planner.costing.passes import BlockPasses
+from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.paths import in_module_order
 from planner.costing.storages import Arrival, Leaving
 from planner.evaluate.bodies import Bodies
@@ -33,7 +33,7 @@ def test_parameters_come_as_the_module_gives_them() -> None:
 
 
 def test_groups_are_taken_by_parameter() -> None:
-    paths = BlockPasses(localise(graph_of("corners", "fp64").body_of["_Corner"], None, 1), "none").paths
+    paths = BlockPasses(Emitted(localise(graph_of("corners", "fp64").body_of["_Corner"], None, 1)), "none").paths
     gate, norm, *rest = paths.groups
     assert len(gate) == len(norm) == 1 and gate > norm and [gate, *sorted(rest)] == [gate, *rest]
     assert paths.joins == {at for group in paths.groups for at in group}
@@ -41,10 +41,12 @@ def test_groups_are_taken_by_parameter() -> None:
 
 def test_what_is_written_into_an_expression_runs_with_it() -> None:
     """The second table is looked up where it is added: after the collective of the first."""
-    local = bodies_of("corners", Row(tensor=2, sequence_parallel=True)).local("Embedding")
+    bodies = bodies_of("corners", Row(tensor=2, sequence_parallel=True))
+    local = localise(bodies.graph.body_of["Embedding"], bodies.plan.placements["Embedding"], bodies.plan.batch.micro)
     made = [step.outputs[0] for step in in_emitted_order(local).steps]
     assert made == ["embedded", "ids -> shard(0)", "embedded -> shard(1)", "embedded_2", "x"]
     assert {step.outputs for step in local.steps} == {step.outputs for step in in_emitted_order(local).steps}
+    assert bodies.emitted("Embedding").local.steps == in_emitted_order(local).steps
 
 
 def test_a_stage_holds_what_no_variable_takes_over() -> None:
@@ -55,7 +57,7 @@ def test_a_stage_holds_what_no_variable_takes_over() -> None:
 
 
 def test_parts_of_what_was_joined_leave_in_one_storage() -> None:
-    passes = BlockPasses(localise(graph_of("odd", "fp64").body_of["Head"], None, 1), "none")
+    passes = BlockPasses(Emitted(localise(graph_of("odd", "fp64").body_of["Head"], None, 1)), "none")
     one, other = passes.backward("input").leaving
     assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.straight
 
@@ -88,7 +90,7 @@ def test_a_leaf_takes_over_only_what_lies_as_it_does() -> None:
 
 
 def test_a_gradient_that_is_held_elsewhere_is_not_counted_twice() -> None:
-    passes = BlockPasses(localise(graph_of("gpt", "fp64").bodies[1], None, 1), "none")
+    passes = BlockPasses(Emitted(localise(graph_of("gpt", "fp64").bodies[1], None, 1)), "none")
     (size,) = passes.gradient_bytes
     own, held = (passes.backward("input", arrivals=[Arrival(0, size, other)]).after[0] for other in (False, True))
     assert held - own == (0 if passes.backward("input").waiting else size)

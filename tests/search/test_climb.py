@@ -9,6 +9,7 @@ import pytest
 
 from planner.ir.plan import Mesh
 from planner.search import climb as climbing
+from planner.search.best import Best
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.request import Request, as_it_is
@@ -18,7 +19,7 @@ CANDIDATES = enumerate_candidates(make_graph("abbbbbbbbc"), make_cluster(8, 1000
 
 
 def test_what_is_near() -> None:
-    climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), lambda: math.inf, as_it_is)
+    climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is))
     start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "1f1b", 1, 2)
     near = set(climb._neighbours(start))
     of_mesh = {c for c in near if c.mesh == start.mesh}
@@ -47,9 +48,45 @@ def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(climbing.Climb, "_improves", improves)
     start = next(c for c in CANDIDATES if c.mesh == Mesh(pipeline=1, data=8, tensor=1))
-    Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), lambda: best[0], as_it_is).go(start, math.inf)
+    Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is)).go(start, math.inf)
     assert best[0] == 0.0 and goal in probed
     assert len(probed) < len(CANDIDATES)
+
+
+class _Seen:
+    """A prediction, as far as climbs look at it."""
+
+    def __init__(self, step_s: float, *, fits: bool = True) -> None:
+        self.step_s, self.fits = step_s, fits
+
+
+@pytest.mark.parametrize(
+    ("too_large", "kept_s"), [((), 1.0), ((1.0,), 2.0), ((1.0, 2.0), 3.0), ((1.0, 2.0, 3.0, 4.0), math.inf)]
+)
+def test_only_what_a_climb_ends_with_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, too_large: tuple[float, ...], kept_s: float
+) -> None:
+    """And what came before it, from the last on, as far as the closer look finds that it does not fit."""
+    looked: list[float] = []
+
+    def look(plan: Any, prediction: Any) -> Any:
+        looked.append(prediction.step_s)
+        return _Seen(prediction.step_s, fits=prediction.step_s not in too_large)
+
+    best = Best(0.0, look)
+    climb = Climb(dict.fromkeys(CANDIDATES, 0.5), cast(Any, None), best)
+    steps = iter([4.0, 3.0, 5.0, 2.0, 1.0])
+
+    def improves(self: Climb, candidate: Candidate, deadline: float) -> bool:
+        self._probed.add(candidate)
+        before, step_s = self.target_s, next(steps, 6.0)
+        self._step(cast(Any, None), cast(Any, _Seen(step_s)))
+        return self.target_s < before
+
+    monkeypatch.setattr(climbing.Climb, "_improves", improves)
+    climb.go(CANDIDATES[0], math.inf)
+    assert best.step_s == kept_s
+    assert looked == [1.0, 2.0, 3.0, 4.0][: len(looked)] and len(looked) == min(4, 1 + len(too_large))
 
 
 def _distance(a: Candidate, b: Candidate) -> float:

@@ -1,19 +1,27 @@
-"""A second process that looks at attempts: the same answer with it, without it, and where it ends early."""
+"""A second process that looks at sketches and attempts: the same answer with it, without it, and where it ends early."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
+from hardware_profiles import resolve_cluster
 from planner.evaluate import evaluate
 from planner.ir.plan import Plan, Prediction
 from planner.search import Request, SearchResult
+from planner.search.candidates import Candidate, enumerate_candidates
+from planner.search.climb import Climb
 from planner.search.helper import Answer, Helper
-from planner.search.nodes import Attempt
+from planner.search.nodes import Attempt, Scope, Sketch
+from planner.search.prices import Prices
 from planner.search.request import Look, as_it_is
-from tests.search.made import make_cluster, make_costed, make_graph
+from tests.costing.test_measured_memory import graph_of
+from tests.search.made import Always, make_cluster, make_costed, make_graph
 
 searching: Any = importlib.import_module("planner.search.search")  # The package has a function of that name.
 GRAPH = make_graph("abbbbbbbbc")
@@ -23,7 +31,7 @@ CLUSTER = make_cluster(4, 700)
 
 def searched(look: Look = as_it_is, time_limit_s: float | None = None) -> SearchResult:
     request = Request(8, 4, "fp32", gap=1e-6, time_limit_s=time_limit_s)
-    return searching.search(GRAPH, CLUSTER, request, costing=lambda _: COSTED, look=look)  # type: ignore[no-any-return]
+    return searching.search(GRAPH, CLUSTER, request, costing=Always(COSTED), look=look)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     answers: list[Answer] = []
     answer = Helper.answer
 
-    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
+    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
         found = answer(self, wait_s)
         answers.extend([found[1]] if found is not None else [])
         return found
@@ -87,9 +95,9 @@ def test_what_it_had_begins_anew_where_it_ends(
 ) -> None:
     send, sent = Helper.send, []
 
-    def once(self: Helper, attempt: Attempt, step_s: float) -> None:
-        send(self, attempt, step_s)
-        sent.append(attempt)
+    def once(self: Helper, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+        send(self, nodes, step_s)
+        sent.extend(nodes)
         self._process.kill()
 
     monkeypatch.setattr(Helper, "send", once)
@@ -104,7 +112,7 @@ def test_a_plan_of_an_attempt_that_came_back_is_kept(
     """It goes on from that plan, so what it says later holds for quicker ones only."""
     answer, forgotten = Helper.answer, []
 
-    def forgetting(self: Helper, wait_s: float = 0.0) -> tuple[Attempt | None, Answer] | None:
+    def forgetting(self: Helper, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
         found = answer(self, wait_s)
         if found is None or found[1].plan is None:
             return found
@@ -120,12 +128,12 @@ def test_what_it_still_has_when_time_is_over_is_not_proven(
     heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
 ) -> None:
     """It is given all attempts and never answers."""
-    away: list[Attempt] = []
+    away: list[Sketch | Attempt] = []
     send = Helper.send
 
-    def kept(self: Helper, attempt: Attempt, step_s: float) -> None:
-        send(self, attempt, step_s)
-        away.append(attempt)
+    def kept(self: Helper, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+        send(self, nodes, step_s)
+        away.extend(nodes)
 
     monkeypatch.setattr(Helper, "send", kept)
     monkeypatch.setattr(Helper, "answer", lambda *_: None)
@@ -133,7 +141,7 @@ def test_what_it_still_has_when_time_is_over_is_not_proven(
     monkeypatch.setattr(searching._State, "_begun", lambda *_: 10**9)
     result = searched(time_limit_s=1.0)
     assert away and not heard
-    assert result.lower_bound_s <= min(attempt.bound for attempt in away) < alone_s
+    assert result.lower_bound_s <= min(node.bound for node in away) < alone_s
 
 
 def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None:
@@ -152,10 +160,46 @@ def test_no_process_is_left(heard: list[Answer], monkeypatch: pytest.MonkeyPatch
     helpers: list[Helper] = []
     begin = Helper.__init__
 
-    def noted(self: Helper, look: Look, gap: float, deadline: float) -> None:
-        begin(self, look, gap, deadline)
+    def noted(self: Helper) -> None:
+        begin(self)
         helpers.append(self)
 
     monkeypatch.setattr(Helper, "__init__", noted)
     searched()
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
+
+
+def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With prices of its own, from the graph and the cluster that it was sent."""
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
+    request = Request(16, graph.sequence, "fp32")
+    monkeypatch.setattr(searching, "usable_cores", lambda: 2)
+    monkeypatch.setattr(searching, "MANY", 1)
+    taken: dict[Candidate, float] = {}
+    take = searching._State._take
+
+    def taking(self: Any, node: Sketch | Attempt | None, answer: Answer) -> None:
+        take(self, node, answer)
+        if isinstance(node, Sketch):
+            taken[node.candidate] = node.bound
+
+    monkeypatch.setattr(searching._State, "_take", taking)
+    # The climb waits until all are counted.
+    monkeypatch.setattr(Climb, "begin", lambda self, deadline: _until(lambda: len(taken) == possible, self.meanwhile))
+    candidates = enumerate_candidates(graph, cluster, request)
+    prices = Prices(graph, cluster, request, candidates)
+    possible = sum(math.isfinite(prices.bound(candidate)) for candidate in candidates)
+    searching.search(graph, cluster, request)
+    scope = Scope(graph, prices, cluster, request, cast(Any, None))
+    assert len(taken) == possible > 20
+    for candidate, bound in taken.items():
+        sketch = Sketch(candidate, prices.bound(candidate))
+        sketch.count(scope)
+        assert sketch.bound == bound, candidate
+
+
+def _until(reached: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached() and time.monotonic() < deadline:
+        meanwhile()
+        time.sleep(0.01)

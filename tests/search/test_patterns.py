@@ -22,11 +22,13 @@ SHAPES: list[tuple[ScheduleName, int, int, int]] = [
 ]
 
 
+@pytest.mark.parametrize("cases", [1, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_many_simulations_are_each_one(shape: tuple[ScheduleName, int, int, int]) -> None:
+def test_many_simulations_are_each_one(shape: tuple[ScheduleName, int, int, int], cases: int) -> None:
+    """Of few cases one action after the other, of many wave by wave."""
     name, pipeline, virtual, microbatches = shape
     generator = np.random.default_rng(7)
-    times = generator.uniform(0.5, 2.0, (20, pipeline * virtual, 3))
+    times = generator.uniform(0.5, 2.0, (cases, pipeline * virtual, 3))
     found = lengths(name, pipeline, virtual, microbatches, times, 0.25)
     sends = [0.25] * (pipeline * virtual)
     for case, seconds in zip(times, found, strict=True):

@@ -1,0 +1,27 @@
+"""What a search says that nothing is quicker than, whatever it leaves undone."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from planner.search import Request, parse_pins
+from tests.search.made import Always, make_cluster, make_costed, make_graph
+
+searching: Any = importlib.import_module("planner.search.search")  # The package has a function of that name.
+GRAPH = make_graph("abbbbbbbbc")
+
+
+@pytest.mark.parametrize(("seed", "memory"), [(0, 500), (3, 500), (4, 500), (5, 500), (1, 2000), (4, 2000), (5, 2000)])
+def test_a_candidate_that_a_wide_gap_passes_over_counts(seed: int, memory: int) -> None:
+    """What is not quicker than the best plan by the gap is left: it may be quicker by less (in the fourth and the sixth)."""
+    costed = make_costed(GRAPH, seed, zeros=(0, 1), levels=("none", "full"), crossing=5)
+    pins, cluster = parse_pins(["pipeline=2", "tensor=1", "schedule=1f1b", "microbatch=1"]), make_cluster(4, memory)
+    near, wide = (
+        searching.search(GRAPH, cluster, Request(8, 4, "fp32", pins, gap=gap), costing=Always(costed))
+        for gap in (1e-6, 0.3)
+    )
+    assert wide.lower_bound_s <= near.prediction.step_s * (1 + 1e-9)
+    assert wide.optimality_gap <= 0.3
