@@ -28,6 +28,8 @@ PATIENCE, PROGRESS = 20, 0.03
 what is left to the target."""
 NEAR = 0.1
 """Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
+MOST_LEAVES = 100
+"""Where there are more ways to lay whole blocks, parting the chain is quicker than a program for each."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -142,7 +144,7 @@ class Branches:
         if not patterns.possible or costs is None:
             return False
         found = patterns.find(costs, effort.target_s)
-        if found is None:
+        if found is None or len(found.counts) > MOST_LEAVES:
             return False
         leaves = []
         for counts, seconds in zip(found.counts, found.seconds, strict=True):

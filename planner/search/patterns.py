@@ -26,8 +26,8 @@ from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import ONCE, OPTIMIZER, PASSES
 
-MOST_ACTIONS = 200_000_000
-"""Actions times cases that one enumeration simulates at most."""
+MOST_ACTIONS, MOST_CASES = 200_000_000, 50_000
+"""Actions times cases, and cases, that one enumeration simulates at most."""
 GROWTH = 4
 """So many times as many cases are simulated before a rank is laid whole."""
 MOST_WAYS = 4_000
@@ -216,7 +216,8 @@ class Patterns:
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
         spare = int(most.sum()) - total
-        looked = _Looked(self, target_s, most - spare, MOST_ACTIONS // (3 * shape.stages * shape.microbatches))
+        left = min(MOST_CASES, MOST_ACTIONS // (3 * shape.stages * shape.microbatches))
+        looked = _Looked(self, target_s, most - spare, left)
         cases = _Cases(self.fewest[None, :], np.zeros(1, dtype=np.int64))
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.
         order = range(shape.pipeline) if shape.ranks[-1] == 0 else range(shape.pipeline - 1, -1, -1)
@@ -265,16 +266,18 @@ class Patterns:
         self, looked: _Looked, counts: NDArray[np.int64], owned: Sequence[int], most: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
         """[cases, stages]: the most blocks of each of a rank's stages, all others not decided as few as they can be."""
-        caps = np.tile(self.fewest[owned], (len(counts), 1))
-        for at, stage in enumerate(owned):
-            mine = np.arange(len(counts))
-            for count in range(int(self.fewest[stage]) + 1, int(most[at]) + 1):
-                tried = counts[mine]
-                tried[:, stage] = count
-                if len(tried) > looked.left:
-                    return None
-                mine = mine[looked.quick(tried)]
-                caps[mine, at] = count
+        fewest, stages = self.fewest[owned], np.array(owned)
+        caps = np.tile(fewest, (len(counts), 1))
+        growing = np.ones(caps.shape, dtype=bool)
+        for count in range(int(fewest.min()) + 1, int(most.max(initial=0)) + 1):
+            case, at = np.nonzero(growing & (fewest < count) & (count <= most))
+            if len(case) > looked.left:
+                return None
+            tried = counts[case]
+            tried[np.arange(len(case)), stages[at]] = count
+            quick = looked.quick(tried)
+            caps[case[quick], at[quick]] = count
+            growing[case[~quick], at[~quick]] = False
         return caps
 
 
