@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cost_models.schedules import KINDS, Action, Orders, actions, all_steps, legal, rank_of_stage
 
 NOTHING = -1
-TOGETHER = 10_000_000
+TOGETHER = 4_000_000
 """Actions times cases that :func:`lengths` holds at once."""
 FEW = 40
 """Where a wave has fewer actions, of all cases together, one after the other is quicker."""

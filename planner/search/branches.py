@@ -43,11 +43,13 @@ Found = Callable[[Counts], float]
 
 @dataclass
 class _Branch:
-    """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for."""
+    """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for;
+    ``real``: of a leaf, real variables have said what they can."""
 
     box: Box
     leaf: Counts | None = None
     mixed: bool = False
+    real: bool = False
 
 
 @dataclass
@@ -168,7 +170,7 @@ class Branches:
 
         before = leaf.tightenings
         # Paths are cheaper to find with real variables.
-        leaf.solve(effort, whole=False)
+        branch.real = branch.real or not leaf.solve(effort, whole=False)
         unfinished = leaf.solve(effort, whole=True, found=told)
         if unfinished or before < leaf.tightenings <= REPEATS:
             self._push(leaf.bound, branch)

@@ -26,7 +26,7 @@ from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import ONCE, OPTIMIZER, PASSES
 
-MOST_ACTIONS, MOST_CASES = 200_000_000, 50_000
+MOST_ACTIONS, MOST_CASES = 110_000_000, 50_000
 """Actions times cases, and cases, that one enumeration simulates at most."""
 GROWTH = 4
 """So many times as many cases are simulated before a rank is laid whole."""
