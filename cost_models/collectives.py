@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, log2, prod
 from typing import Literal
 
@@ -73,6 +74,7 @@ def span_of(cluster: Cluster, size: int, stride: int) -> Span:
     return Span(size, tuple(reaches))
 
 
+@lru_cache(maxsize=4096)
 def _fewest(size: int, stride: int, domain: int) -> int:
     """Fewest ranks of a group in any domain of ``domain`` ranks that holds one of it."""
     if domain % stride == 0:

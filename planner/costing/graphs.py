@@ -92,9 +92,8 @@ def price_graph(
     return CostedGraph(
         counted.graph, mesh.tensor, counted.microbatch, counted.placements,
         blocks=tuple(_priced(option, pricing, min(zero_group, mesh.data)) for option in counted.blocks),
-        states=tuple(
-            state_costs(counted.graph, option, cluster, mesh, precision, zero_group, accumulation, stages, engine)
-            for option in counted.placements
+        states=state_costs(
+            counted.graph, counted.placements, cluster, mesh, precision, zero_group, accumulation, stages, engine
         ),
         crossing_bytes=counted.crossing_bytes,
         context_s=whole_seconds(counted.context, pricing),
@@ -148,28 +147,29 @@ def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing, group: int = 1) -
 
 
 def state_costs(
-    graph: ModelGraph, option: Mapping[str, BodyPlacement], cluster: Cluster, mesh: Mesh, precision: Precision,
-    zero_group: int, accumulation: int = 2, stages: Sequence[int] = ZERO_STAGES,
-    engine: Engine = DEFAULT_ENGINE,
-) -> StateCosts:
-    """The state of every body under every ZeRO stage that is asked for. Without a pipeline a parameter that several blocks
-    share is held once, by the first of them."""
+    graph: ModelGraph, options: Sequence[Placements], cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int,
+    accumulation: int = 2, stages: Sequence[int] = ZERO_STAGES, engine: Engine = DEFAULT_ENGINE,
+) -> tuple[StateCosts, ...]:
+    """The state of every body under every ZeRO stage that is asked for, for each option. Without a pipeline a parameter that
+    several blocks share is held once, by the first of them."""
     tied = _tied(graph) if mesh.pipeline == 1 else frozenset()
-    costs: StateCosts = {}
+    known: dict[tuple[str, tuple[Placement, ...]], dict[int, StateCost]] = {}
     for body in graph.bodies:
-        bound = [dict(block.parameters) for block in graph.blocks if block.body == body.name]
-        shares = mesh.pipeline == 1 and any(fqn in tied for names in bound for fqn in names.values())
+        bound = (names for block in graph.blocks if block.body == body.name for names in block.parameters) if tied else ()
+        shares = any(fqn in tied for _, fqn in bound)
         held = _held(graph, body) if shares else [value.name for value in body.parameters]
-        mine = [pair for pair in zip(body.parameters, option[body.name].parameters, strict=True) if pair[0].name in held]
-        parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh, zero_group)
-        costs[body.name] = {
-            zero: reduce(add_states, (
-                _state_cost(part, zero, cluster, axes, mesh.tensor, precision, group, accumulation, engine, resident=shares)
-                for part, axes, group in parts
-            ))
-            for zero in stages
-        }
-    return costs
+        # Options differ in some of the bodies, and not all of these in their parameters.
+        for placed in dict.fromkeys(option[body.name].parameters for option in options):
+            mine = [pair for pair in zip(body.parameters, placed, strict=True) if pair[0].name in held]
+            parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh, zero_group)
+            known[body.name, placed] = {
+                zero: reduce(add_states, (
+                    _state_cost(part, zero, cluster, axes, mesh.tensor, precision, group, accumulation, engine, resident=shares)
+                    for part, axes, group in parts
+                ))
+                for zero in stages
+            }
+    return tuple({body.name: known[body.name, option[body.name].parameters] for body in graph.bodies} for option in options)
 
 
 def _replicas(

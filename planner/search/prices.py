@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from cost_models.collectives import span_of
 from hardware_profiles import Cluster
-from planner.costing import Pricing, cost_graph
+from planner.costing import Pricing, measure_graph, price_graph
 from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
@@ -81,10 +81,11 @@ class Prices:
         key = (candidate.mesh.tensor, candidate.micro)
         first = self._home(candidate.mesh.tensor)._first
         if key not in first:
-            first[key] = cost_graph(
-                self.graph, self.cluster, mesh=candidate.mesh, microbatch=candidate.micro,
-                precision=self.request.precision, zero_group=candidate.zero_group, options=options,
-                accumulation=candidate.accumulation,
+            counted = measure_graph(self.graph, candidate.mesh.tensor, candidate.micro, options)
+            # States are those of the candidate's own data axis.
+            first[key] = price_graph(
+                counted, self.cluster, mesh=candidate.mesh, precision=self.request.precision, zero_group=candidate.zero_group,
+                accumulation=candidate.accumulation, stages=(),
             )
         return replace(first[key], states=self.states(candidate))
 
@@ -128,12 +129,9 @@ class Prices:
         home = self._home(mesh.tensor)
         states = home._states if home.cluster.levels == self.cluster.levels else self._states
         if key not in states:
-            states[key] = tuple(
-                state_costs(
-                    self.graph, option, self.cluster, mesh, self.request.precision, candidate.zero_group,
-                    candidate.accumulation,
-                )
-                for option in self.options(mesh.tensor)
+            states[key] = state_costs(
+                self.graph, self.options(mesh.tensor), self.cluster, mesh, self.request.precision, candidate.zero_group,
+                candidate.accumulation,
             )
         return states[key]
 

@@ -105,7 +105,7 @@ def test_a_tied_parameter_is_held_once_without_a_pipeline() -> None:
     tied = next(p for p in graph.parameters if len(graph.tied_blocks(p.fqn)) > 1)
     sums = []
     for mesh in (Mesh(), Mesh(pipeline=2)):
-        states = state_costs(graph, option, CLUSTER, mesh, "bf16", 1)
+        (states,) = state_costs(graph, (option,), CLUSTER, mesh, "bf16", 1)
         sums.append(sum(states[block.body][0].optimizer_bytes for block in graph.blocks))
     assert sums[0] == 8 * graph.parameter_count + 4 * len(graph.parameters)
     assert sums[1] - sums[0] == 8 * tied.type.elements() + 4
