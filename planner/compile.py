@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
+from hardware_profiles.measure import usable_cores
 from planner.clusters import Resize, resize_of, resized
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
@@ -22,10 +24,12 @@ from planner.job import Job
 from planner.objectives import pursue, told
 from planner.remedies import explain, retold
 from planner.search import Request, SearchResult
+from planner.search.helper import ahead
 from planner.search.refusal import MemoryTooSmall
 from planner.trace import load_model, trace_model
 
 SAMPLES_PER_DEVICE = 8  # The default global batch, where none is given.
+MANY = 64  # Devices that are worth a second process from the beginning on: its imports go on beside the tracing.
 MOST_DEVICES = 10**7  # Beyond any cluster; searches go over the divisors of the number.
 
 Progress = Callable[[str], None]
@@ -47,6 +51,11 @@ class Compiled:
 
 def compile_job(job: Job, progress: Progress) -> Compiled:
     """Plan a job. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
+    with ExitStack() as stack:
+        return _compiled(job, progress, stack)
+
+
+def _compiled(job: Job, progress: Progress, stack: ExitStack) -> Compiled:
     begin = time.perf_counter()
     cluster = load_cluster(job.cluster)
     precision = choose_precision(job.precision, cluster)
@@ -54,6 +63,8 @@ def compile_job(job: Job, progress: Progress) -> Compiled:
     check_pins(job.constraints, cluster.devices, batch)
     if job.batch is None:
         progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
+    if cluster.devices >= MANY and usable_cores() >= 2:
+        stack.enter_context(ahead())
     source = load_model(job.model, job.settings, job.sequence)
     progress(f"tracing {job.model} in {precision}")
     loaded = time.perf_counter()

@@ -16,17 +16,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from hardware_profiles import Cluster
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
+from planner.placement.table import remembered, strategy_table
 from planner.search.allowed import Allowed
 from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.nodes import Attempt, Scope, Sketch
+from planner.search.prices import Placements, Unit, placements_of
+from planner.search.request import Look
 
 _PROGRAM = """
 import os, sys
@@ -81,6 +86,33 @@ class Answer:
     plan: tuple[Plan, Prediction] | None = None
 
 
+@dataclass(frozen=True)
+class Places:
+    """What is to be placed, before the search begins: until there is another order."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What was placed of it."""
+
+    unit: Unit
+    placements: tuple[Placements, ...]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What the search is about. ``deadline`` (time.perf_counter, which is the system's): when a look ends at the latest."""
+
+    look: Look
+    gap: float
+    scope: Scope
+    deadline: float
+
+
 class Helper:
     """The process, as the search sees it. ``away``: what it has, by name."""
 
@@ -93,16 +125,30 @@ class Helper:
         )
         self.away: dict[int, Sketch | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | Placed | None] = queue.SimpleQueue()
         self._sent, self._step_s = 0, math.inf
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
+    def place(self, graph: ModelGraph, cluster: Cluster, units: Sequence[Unit]) -> None:
+        """Have something placed, until :meth:`begin`."""
+        self._orders.put(pickle.dumps(Places(graph, cluster, tuple(units))))
+
+    def placed(self, *, wait: bool) -> Placed | None:
+        """What was placed next, which is waited for or not; None where nothing is known, or the process has ended."""
+        try:
+            found = self._answers.get() if wait else self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        if not isinstance(found, Placed):
+            self._answers.put(found)  # It has ended: whoever asks next is told.
+            return None
+        return found
+
     def begin(self, best: Best, scope: Scope, deadline: float) -> None:
-        """Say what the search is about, as it is now; ``deadline`` (time.perf_counter, which is the system's): when a look ends
-        at the latest. Raises pickle.PicklingError and its like where that cannot be sent."""
+        """Say what the search is about, as it is now. Raises pickle.PicklingError and its like where that cannot be sent."""
         # What is known of families is found out again sooner than sent.
-        self._orders.put(pickle.dumps((best.look, best.gap, replace(scope, pool={}, families={}), deadline)))
+        self._orders.put(pickle.dumps(Begin(best.look, best.gap, replace(scope, pool={}, families={}), deadline)))
 
     @property
     def least_s(self) -> float:
@@ -145,6 +191,8 @@ class Helper:
         ProcessLookupError where the process has ended."""
         try:
             found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
+            while isinstance(found, Placed):  # too late
+                found = self._answers.get_nowait()
         except queue.Empty:
             return None
         if found is None:
@@ -180,16 +228,50 @@ class Helper:
             self._answers.put(None)
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Look at nodes until there are no more orders. Whoever gives them also hears of interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+_ahead: list[Helper] = []
+"""A process that was started before its search."""
+
+
+@contextmanager
+def ahead() -> Iterator[None]:
+    """Start a process for the next search, while there is something else to do before it."""
+    with suppress(OSError):
+        _ahead.append(Helper())
     try:
-        look, gap, scope, deadline = pickle.load(source)
-    except EOFError:
-        return
-    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        yield
+    finally:
+        while _ahead:
+            _ahead.pop().close()
+
+
+def helper() -> Helper:
+    """The process that was started ahead, or a new one. Raises OSError where none can be started."""
+    return _ahead.pop() if _ahead else Helper()
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Do what is ordered until there are no more orders. Whoever gives them also hears of interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
-    best, waiting, begun = Best(gap, look), dict[int, Fresh](), dict[int, Attempt]()
+
+    def tell(answer: Answer | Placed) -> None:
+        pickle.dump(answer, sink)
+        sink.flush()
+
+    while (order := orders.get()) is not None:
+        if isinstance(order, Places):
+            rules = remembered(strategy_table)
+            for unit in order.units:
+                if orders.empty():
+                    tell(Placed(unit, placements_of(order.graph, order.cluster, unit, rules)))
+        elif isinstance(order, Begin):
+            return _look(order, orders, tell)
+
+
+def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer], None]) -> None:
+    """Look at nodes until there are no more orders."""
+    best, waiting, begun = Best(begin.gap, begin.look), dict[int, Fresh](), dict[int, Attempt]()
     while True:
         name = _next(waiting, begun, best)
         while name is None or not orders.empty():
@@ -202,18 +284,16 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
                 waiting.pop(order.dropped, None)
                 begun.pop(order.dropped, None)
             name = _next(waiting, begun, best)
-        node = waiting.pop(name).node(scope) if name in waiting else begun[name]
+        node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
         if isinstance(node, Sketch):
-            node.count(scope)
-            answer = Answer(name, node.bound, finished=True)
-        else:
-            best.found, begun[name] = None, node
-            finished = node.advance(best.target, deadline, gap, best.report)
-            answer = Answer(name, node.bound, finished, node.mixed, best.found)
-            if finished or node.mixed:
-                del begun[name]
-        pickle.dump(answer, sink)
-        sink.flush()
+            node.count(begin.scope)
+            tell(Answer(name, node.bound, finished=True))
+            continue
+        best.found, begun[name] = None, node
+        finished = node.advance(best.target, begin.deadline, begin.gap, best.report)
+        if finished or node.mixed:
+            del begun[name]
+        tell(Answer(name, node.bound, finished, node.mixed, best.found))
 
 
 def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best) -> int | None:
@@ -224,7 +304,7 @@ def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best) -> i
     return name if bound < best.target() else None
 
 
-def _listen(source: BinaryIO, orders: queue.SimpleQueue[Order | None]) -> None:
+def _listen(source: BinaryIO, orders: queue.SimpleQueue[Any]) -> None:
     try:
         while True:
             orders.put(pickle.load(source))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_models.collectives import span_of
 from hardware_profiles import Cluster
@@ -24,7 +25,7 @@ from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
-from planner.placement.table import remembered, strategy_table
+from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import Allowed, union_of
 from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
 from planner.search.closed_form import Least, closed_form
@@ -36,6 +37,14 @@ HUGE_MICROBATCH = 4096
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
 Placements = Mapping[str, BodyPlacement]
+Unit = tuple[int, int]
+"""A tensor degree and a reference micro-batch."""
+
+
+def _again(state: Mapping[str, Any]) -> Prices:
+    prices = object.__new__(Prices)
+    vars(prices).update(state, _rules=remembered(strategy_table))
+    return prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,13 @@ class _Sample:
 
     work_s: float
     saved_bytes: float
+
+
+def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
+    """The placements of a graph over a tensor axis that are best at one micro-batch."""
+    tensor, micro = unit
+    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro), rules=rules)
+    return tuple(option.placements for option in options)
 
 
 class Prices:
@@ -60,6 +76,8 @@ class Prices:
             micros[candidate.mesh.tensor].add(candidate.micro)
         self._micros = micros
         self._counts = Counter(block.body for block in graph.blocks)
+        self._rules = remembered(strategy_table)
+        self._placed: dict[Unit, tuple[Placements, ...]] = {}
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._first: dict[tuple[int, int], CostedGraph] = {}
         self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
@@ -67,6 +85,11 @@ class Prices:
         self._huge: dict[int, tuple[BlockCosts, ...]] = {}
         self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of another process, with what is known. (The rules' own memory is not sent.)"""
+        state = {name: value for name, value in vars(self).items() if name != "_rules"}
+        return _again, (state,)
 
     def __call__(self, candidate: Candidate) -> CostedGraph | None:
         """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
@@ -114,13 +137,27 @@ class Prices:
             return home.options(tensor)
         if tensor not in self._options:
             found: list[Placements] = []
-            rules = remembered(strategy_table)
             for micro in self._references(tensor):
-                for option in place_graph(self.graph, tensor, Pricing(self.cluster, tensor, micro), rules=rules):
-                    if option.placements not in found:
-                        found.append(option.placements)
+                found += [placements for placements in self.placed((tensor, micro)) if placements not in found]
             self._options[tensor] = tuple(found)
         return self._options[tensor]
+
+    @property
+    def unplaced(self) -> list[Unit]:
+        """What there is to place before all tensor degrees are, as far as it takes time."""
+        tensors = [tensor for tensor in sorted(self._micros) if tensor > 1 and self._home(tensor) is self]
+        units = [(tensor, micro) for tensor in tensors for micro in self._references(tensor)]
+        return [unit for unit in units if unit not in self._placed]
+
+    def placed(self, unit: Unit) -> tuple[Placements, ...]:
+        """The placements of a tensor degree that are best at one micro-batch."""
+        if unit not in self._placed:
+            self._placed[unit] = placements_of(self.graph, self.cluster, unit, self._rules)
+        return self._placed[unit]
+
+    def learn(self, unit: Unit, placed: tuple[Placements, ...]) -> None:
+        """What :meth:`placed` is, found out elsewhere."""
+        self._placed[unit] = placed
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option."""

@@ -20,8 +20,9 @@ from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.helper import Answer, Helper
+from planner.search.helper import Answer, Helper, helper
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
+from planner.search.placing import place
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
@@ -35,6 +36,8 @@ HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
 AHEAD, FAR_AHEAD = 32, 1024
 """So many sketches the helper has at most that are not counted yet; at the beginning, where nobody else counts them."""
+SHARED = 2
+"""So many attempts the helper has at least, as far as there are any: one may be over at once."""
 WAIT_S, LAST_WAIT_S = 0.05, 0.5
 """Seconds for which an answer is waited for before the clock is looked at, and when the time is over."""
 NEWS_S = 5.0
@@ -91,16 +94,31 @@ class _State:
 
     def pop(self) -> Sketch | Attempt | None:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
-        many as are under way here; where none is left here that matters, one comes back that it has not come to."""
+        many as are under way here, and one at least; where none is left here that matters, one comes back that it has not come
+        to."""
         target_s, helper = self.best.target(), self.helper
         while self.home_s < target_s:
             if self.sketches and self.sketches[0].bound <= self.home_s:
                 return self.sketches.popleft()
             _, _, node = heapq.heappop(self.heap)
             if helper is None or not isinstance(node, Attempt) or node.looks or helper.attempts > self._begun(target_s):
+                self._share(target_s)
                 return node
             helper.send([node], self.best.step_s)
         return None if helper is None else helper.back(target_s)
+
+    def _share(self, target_s: float) -> None:
+        """Where the helper has next to nothing, give it the first attempts that nobody has looked at."""
+        while self.helper is not None and self.helper.attempts < SHARED:
+            fresh = [
+                entry for entry in self.heap if isinstance(entry[2], Attempt) and not entry[2].looks and entry[0] < target_s
+            ]
+            if not fresh:
+                return
+            first = min(fresh)
+            self.heap.remove(first)
+            heapq.heapify(self.heap)
+            self.helper.send([first[2]], self.best.step_s)
 
     def _begun(self, target_s: float) -> int:
         """Attempts under way here that matter."""
@@ -174,7 +192,7 @@ class _State:
         self.alone = True
         if usable_cores() >= 2:
             with suppress(OSError):
-                self.helper, self.alone = Helper(), False
+                self.helper, self.alone = helper(), False
 
     def call(self, scope: Scope, deadline: float) -> None:
         """Begin to have help."""
@@ -215,6 +233,8 @@ def search(
             state.start()
         own = Prices(graph, cluster, request, candidates, known=known)
         prices = own if costing is None else costing
+        if costing is None:
+            place(own, state.helper)
         bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.sketches.extend(sorted(possible, key=lambda sketch: sketch.bound))

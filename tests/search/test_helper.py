@@ -10,15 +10,22 @@ from typing import Any, cast
 
 import pytest
 
-from hardware_profiles import resolve_cluster
+from hardware_profiles import Cluster, resolve_cluster
+from planner import compile as compiling
+from planner.compile import compile_job
 from planner.evaluate import evaluate
+from planner.ir.errors import ModelError
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
+from planner.job import Job
 from planner.search import Request, SearchResult
+from planner.search import helper as helping
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.helper import Answer, Helper
+from planner.search.helper import Answer, Helper, Placed, ahead
 from planner.search.nodes import Attempt, Scope, Sketch
-from planner.search.prices import Prices
+from planner.search.placing import place
+from planner.search.prices import Prices, Unit
 from planner.search.request import Look, as_it_is
 from tests.costing.test_measured_memory import graph_of
 from tests.search.made import Always, make_cluster, make_costed, make_graph
@@ -203,3 +210,88 @@ def _until(reached: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
     while not reached() and time.monotonic() < deadline:
         meanwhile()
         time.sleep(0.01)
+
+
+def test_it_places_as_is_placed_here() -> None:
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
+    request = Request(16, graph.sequence, "fp32")
+    prices = Prices(graph, cluster, request, enumerate_candidates(graph, cluster, request))
+    units = prices.unplaced
+    assert len(units) == 4
+    helper = Helper()
+    try:
+        helper.place(graph, cluster, units)
+        found = [helper.placed(wait=True) for _ in units]
+    finally:
+        helper.close()
+    assert [each.unit for each in found if each is not None] == units
+    assert all(each is not None and each.placements == prices.placed(each.unit) for each in found)
+
+
+class _Placing:
+    """A helper that answers what it is told to: so many at every question, then nothing any more."""
+
+    def __init__(self, prices: Prices, answers: Sequence[int]) -> None:
+        self.prices, self.answers, self.waited = prices, list(answers), False
+        self.units: list[Unit] = []
+
+    def place(self, graph: ModelGraph, cluster: Cluster, units: Sequence[Unit]) -> None:
+        self.units = list(units)
+
+    def placed(self, *, wait: bool) -> Placed | None:
+        self.waited |= wait
+        if not wait and (not self.answers or not self.answers[0]):
+            self.answers[:1] = []
+            return None
+        if self.answers:
+            self.answers[0] -= 1
+        unit = self.units.pop(0)
+        return Placed(unit, self.prices.placed(unit))
+
+
+@pytest.mark.parametrize(("answers", "here", "waited"), [
+    ((), 4, False), ((0, 1), 2, True), ((1, 1), 1, True), ((4,), 0, True), ((0, 0, 0, 0), 4, False), ((0, 0, 1), 2, True),
+    ((0, 0, 0, 1), 3, False),
+])
+def test_two_place_everything_once(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], here: int, waited: bool
+) -> None:
+    """Where it has not answered by then, the last is placed here too; where it has, it is waited for."""
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
+    request = Request(16, graph.sequence, "fp32")
+    candidates = enumerate_candidates(graph, cluster, request)
+    known, prices = Prices(graph, cluster, request, candidates), Prices(graph, cluster, request, candidates)
+    mine: list[Unit] = []
+    monkeypatch.setattr(prices, "placed", lambda unit: (mine.append(unit), prices.learn(unit, known.placed(unit))))
+    helper = _Placing(known, answers)
+    place(prices, cast(Helper, helper))
+    assert not prices.unplaced and len(mine) == here and helper.waited == waited
+    for tensor in (2, 4):
+        monkeypatch.undo()
+        assert prices.options(tensor) == known.options(tensor)
+
+
+def test_a_process_that_was_started_ahead_is_taken_or_ended() -> None:
+    with ahead():
+        taken = helping.helper()
+    assert taken._process.poll() is None
+    taken.close()
+    with ahead():
+        (started,) = helping._ahead
+        assert started._process.poll() is None
+    assert started._process.poll() is not None and not helping._ahead
+
+
+def test_a_job_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Helper] = []
+    begin = Helper.__init__
+
+    def noted(self: Helper) -> None:
+        begin(self)
+        started.append(self)
+
+    monkeypatch.setattr(Helper, "__init__", noted)
+    monkeypatch.setattr(compiling, "usable_cores", lambda: 2)
+    with pytest.raises(ModelError, match="nowhere"):
+        compile_job(Job(model="nowhere.py:build", cluster="dgx-h100:8"), lambda words: None)
+    assert len(started) == 1 and started[0]._process.poll() is not None
