@@ -244,7 +244,7 @@ def ahead() -> Iterator[None]:
             _ahead.pop().close()
 
 
-def helper() -> Helper:
+def started() -> Helper:
     """The process that was started ahead, or a new one. Raises OSError where none can be started."""
     return _ahead.pop() if _ahead else Helper()
 

@@ -20,7 +20,7 @@ from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.helper import Answer, Helper, helper
+from planner.search.helper import Answer, Helper, started
 from planner.search.nodes import Attempt, Costing, Scope, Sketch
 from planner.search.placing import place
 from planner.search.prices import Prices
@@ -192,7 +192,7 @@ class _State:
         self.alone = True
         if usable_cores() >= 2:
             with suppress(OSError):
-                self.helper, self.alone = helper(), False
+                self.helper, self.alone = started(), False
 
     def call(self, scope: Scope, deadline: float) -> None:
         """Begin to have help."""

@@ -273,13 +273,13 @@ def test_two_place_everything_once(
 
 def test_a_process_that_was_started_ahead_is_taken_or_ended() -> None:
     with ahead():
-        taken = helping.helper()
+        taken = helping.started()
     assert taken._process.poll() is None
     taken.close()
     with ahead():
-        (started,) = helping._ahead
-        assert started._process.poll() is None
-    assert started._process.poll() is not None and not helping._ahead
+        (waiting,) = helping._ahead
+        assert waiting._process.poll() is None
+    assert waiting._process.poll() is not None and not helping._ahead
 
 
 def test_a_job_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
