@@ -1,14 +1,15 @@
 """Micro-batches that a schedule keeps alive on every virtual stage, which do not depend on the stages' times.
 
-A micro-batch lives from its forward until its backward, or until its weight gradient where the backward is split. The order on
-a rank is fixed, so a rank's peak is the maximum over its live vectors of the counts times the stages' activation bytes.
+A micro-batch lives from its forward until its backward, or until its weight gradient where the backward is split; a stage's
+parameters have gradients from its first release on. The order on a rank is fixed, so what a rank holds is most at one of a
+few instants, whatever its stages hold.
 Interleaved orders (Narayanan 2021, section 2.2; Qi 2023) count in closed form: ``kept`` forwards ahead of the releases, both
 of which pass over the virtual stages in turns of ``turn`` micro-batches, forwards from the first, releases from the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,27 +17,33 @@ from numpy.typing import NDArray
 
 from cost_models.schedules import Kind, legal, zbv_steps
 
-Profiles = tuple[tuple[int, ...], ...]
-"""Pareto-maximal live vectors of one rank: one count for each of its virtual stages, first to last in the model."""
 Counts = NDArray[np.int64]
+LIVE, BEGUN = 0, 1
 V_TURNS = 4
 """After so many micro-batches a rank, live vectors of zbv repeat."""
 
 
-def live_profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Profiles, ...]:
-    """Per pipeline rank, the Pareto-maximal live vectors. An illegal schedule raises ValueError."""
+def instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Counts, ...]:
+    """Per pipeline rank, [instants, 2, virtual stages] (first to last in the model): micro-batches alive, and 1 where there are
+    gradients. No instant has more than these in everything. An illegal schedule raises ValueError."""
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
-    return _profiles(name, pipeline, virtual, _enough(name, pipeline, microbatches))
+    return _instants(name, pipeline, virtual, _enough(name, pipeline, microbatches))
+
+
+def both_at_once(pipeline: int, virtual: int, microbatches: int) -> bool:
+    """Whether there is, on every rank, an instant when all its stages have gradients and a live micro-batch. Where there is one
+    round of micro-batches only, the last stages are done when the first ones begin."""
+    return virtual == 1 or microbatches >= 2 * pipeline
 
 
 def most_alive(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
     """Per pipeline rank, the most micro-batches alive on each of its virtual stages, whenever that is. An illegal schedule
     raises ValueError."""
     if not name.startswith("interleaved"):
-        profiles = live_profiles(name, pipeline, virtual, microbatches)
-        return tuple(tuple(map(max, zip(*rank, strict=True))) for rank in profiles)
+        found = instants(name, pipeline, virtual, microbatches)
+        return tuple(tuple(rank[:, LIVE].max(axis=0).tolist()) for rank in found)
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
@@ -47,14 +54,13 @@ def most_alive(name: str, pipeline: int, virtual: int, microbatches: int) -> tup
     last = np.minimum(virtual * microbatches - kept + 1, virtual * turn) - 1
     turns = np.concatenate([np.broadcast_to(ends, (pipeline, virtual + 1)), ends - kept % turn, last], axis=1)
     released = np.clip(turns, 0, last)
-    alive = interleaved_live(kept, released, virtual, turn).max(axis=1)
+    alive = interleaved_live(kept + released, released, virtual, turn).max(axis=1)
     return tuple(map(tuple, alive.tolist()))
 
 
 def in_flight(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[int, ...]:
     """Per pipeline rank, the most (stage, micro-batch) pairs whose activations are kept at once."""
-    profiles = live_profiles(name, pipeline, virtual, microbatches)
-    return tuple(max(sum(vector) for vector in rank) for rank in profiles)
+    return tuple(int(rank[:, LIVE].sum(axis=1).max()) for rank in instants(name, pipeline, virtual, microbatches))
 
 
 def _enough(name: str, pipeline: int, microbatches: int) -> int:
@@ -65,23 +71,28 @@ def _enough(name: str, pipeline: int, microbatches: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _profiles(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Profiles, ...]:
+def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Counts, ...]:
     ranks = range(pipeline)
-    if name == "gpipe":
-        return tuple(((microbatches,),) for _ in ranks)
-    if name == "1f1b":
-        return tuple(((min(pipeline - rank, microbatches),),) for rank in ranks)
+    if name in ("gpipe", "1f1b"):
+        counts = [microbatches if name == "gpipe" else min(pipeline - rank, microbatches) for rank in ranks]
+        return tuple(np.array([[[count], [1]]]) for count in counts)
     if name == "zbv":
         return tuple(
-            _maximal(np.array(sorted(_peaks(zbv_steps(rank, pipeline, microbatches), rank)))) for rank in ranks
+            _maximal(np.array(list(_zbv_instants(zbv_steps(rank, pipeline, microbatches), rank)))) for rank in ranks
         )
-    # Forwards and releases go round together, so live vectors repeat after a round.
-    total = virtual * microbatches
-    turn = microbatches // max(1, microbatches // pipeline)
-    return tuple(
-        _maximal(interleaved_live(kept, np.arange(min(total - kept + 1, virtual * turn)), virtual, turn))
-        for kept in interleaved_kept(name, pipeline, virtual, microbatches)
-    )
+    kept = interleaved_kept(name, pipeline, virtual, microbatches)
+    return tuple(_maximal(_interleaved(each, pipeline, virtual, microbatches)) for each in kept)
+
+
+def _interleaved(kept: int, pipeline: int, virtual: int, microbatches: int) -> Counts:
+    """[instants, 2, virtual]: of a rank just before each release, as far as they are not repeated."""
+    turn, total, stages = microbatches // max(1, microbatches // pipeline), virtual * microbatches, np.arange(virtual)
+    # Forwards and releases go round together, so live vectors repeat after a round; in the second one all have gradients.
+    again = total - kept >= 2 * virtual * turn - 1
+    released = np.arange(virtual * turn if again else 0, min(total, 2 * virtual * turn))
+    live = interleaved_live(np.minimum(kept + released, total), released, virtual, turn)
+    begun = _passed(released + 1, stages[::-1], virtual, turn) > 0
+    return np.stack([live, begun], axis=1)
 
 
 def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) -> list[int]:
@@ -93,10 +104,10 @@ def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) 
     return [min(total, warmup + 1 + (rank if split else 0)) for rank, warmup in enumerate(warmups)]
 
 
-def interleaved_live(kept: int | Counts, released: Counts, virtual: int, turn: int) -> Counts:
-    """[*released, virtual]: micro-batches alive on each virtual stage when so many pairs have been released, ``kept`` are."""
+def interleaved_live(forwards: Counts, released: Counts, virtual: int, turn: int) -> Counts:
+    """[*released, virtual]: micro-batches alive on each virtual stage after so many pairs' forwards and releases."""
     stages = np.arange(virtual)
-    return _passed(kept + released, stages, virtual, turn) - _passed(released, stages[::-1], virtual, turn)
+    return _passed(forwards, stages, virtual, turn) - _passed(released, stages[::-1], virtual, turn)
 
 
 def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:
@@ -105,28 +116,30 @@ def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:
     return np.asarray((rounds * turn)[..., None] + np.clip(rest[..., None] - place * turn, 0, turn))
 
 
-def _peaks(steps: Sequence[tuple[Kind, int]], rank: int) -> set[tuple[int, int]]:
-    """Every pair of counts, of the rank's first and second stage, just before something is released."""
-    live = [0, 0]
-    peaks: set[tuple[int, int]] = set()
+def _zbv_instants(steps: Sequence[tuple[Kind, int]], rank: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Of the rank's first and second stage, while something is released that is first after a forward or makes gradients."""
+    live, begun = [0, 0], [0, 0]
     grown = False
     for kind, stage in steps:
+        second = int(stage != rank)
         if kind == "F":
-            live[stage != rank] += 1
+            live[second] += 1
             grown = True
         elif kind == "W":
-            if grown:
-                peaks.add((live[0], live[1]))
-                grown = False
-            live[stage != rank] -= 1
-    return peaks
+            if grown or not begun[second]:
+                begun[second], grown = 1, False
+                yield (live[0], live[1]), (begun[0], begun[1])
+            live[second] -= 1
 
 
-def _maximal(vectors: Counts) -> Profiles:
-    distinct = np.unique(vectors, axis=0)
+def _maximal(found: Counts) -> Counts:
+    """[instants, 2, stages]: those that no other has more than in everything; not to be written to."""
+    distinct = np.unique(found.reshape(len(found), -1), axis=0)
     left = distinct[np.argsort(-distinct.sum(axis=1), kind="stable")]
-    kept: list[tuple[int, ...]] = []
+    kept: list[Counts] = []
     while len(left):
-        kept.append(tuple(left[0].tolist()))
+        kept.append(left[0])
         left = left[(left > left[0]).any(axis=1)]
-    return tuple(sorted(kept))
+    result = np.array(sorted(kept, key=tuple)).reshape(-1, *found.shape[1:])
+    result.flags.writeable = False
+    return result

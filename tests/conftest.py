@@ -15,6 +15,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden programs")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where two processes share the tests, a file stays whole, and one process has the worker group and all that use it."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("workers" if "workers" in item.fixturenames else str(item.path)))
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden programs are to be rewritten."""

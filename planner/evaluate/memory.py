@@ -1,12 +1,12 @@
 """Peak memory of every pipeline rank.
 
-Memory of a rank is the sum over its virtual stages of what persists, plus the worst live profile of the schedule times
-what a micro-batch keeps (saved activations, what is sent on, the context's values), plus the largest transient of one
-stage, the pipeline's receive buffers, the batch and the chip's reserve. Each term is an upper bound of what the emitted
-program holds; the terms need not reach their most at the same moment. Under zero-bubble schedules every live
-micro-batch counts as waiting for the weight part of its backward pass, when it keeps most. Not counted is what the optimizer
-makes while it steps (by then activations and working copies are gone). This is what a search compares plans by; a plan that
-is shown has its memory replayed (:func:`replayed`), where nothing is left out.
+Memory of a rank is the sum over its virtual stages of what persists, plus what it holds at the worst instant of the schedule
+(saved activations, what is sent on and the context's values of each micro-batch alive; gradients of stages whose backward
+passes have begun), plus the largest transient of one stage, the pipeline's receive buffers, the batch and the chip's reserve.
+Each term is an upper bound of what the emitted program holds; the terms need not reach their most at the same moment. Under
+zero-bubble schedules every live micro-batch counts as waiting for the weight part of its backward pass, when it keeps most. Not
+counted is what the optimizer makes while it steps (by then activations and working copies are gone). This is what a search
+compares plans by; a plan that is shown has its memory replayed (:func:`replayed`), where nothing is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cost_models.live import live_profiles
+import numpy as np
+
+from cost_models.live import BEGUN, LIVE, Counts, instants
 from cost_models.memory import MOMENTS
 from cost_models.receives import receive_slots
 from hardware_profiles import Cluster, Engine
@@ -56,15 +58,15 @@ def rank_memories(
     engine: Engine = DEFAULT_ENGINE,
 ) -> tuple[StageMemory, ...]:
     """Peak memory of every pipeline rank. ``crossing[v]``: bytes of one micro-batch into virtual stage v; ``batch_bytes``:
-    a rank's inputs of all micro-batches, which every stage loads. An engine with buffers of its own receives into the
-    storages that the block keeps anyway: one each way is on its way."""
+    a rank's inputs of all micro-batches, which every stage loads. An engine with buffers of its own has its gradients all step
+    long and receives into the storages that the block keeps anyway: one each way is on its way."""
     mesh, microbatches = plan.mesh, plan.batch.accumulation
-    profiles = live_profiles(plan.schedule.name, mesh.pipeline, plan.schedule.virtual, microbatches)
+    found = instants(plan.schedule.name, mesh.pipeline, plan.schedule.virtual, microbatches)
     result = []
     for rank in range(mesh.pipeline):
         stages = [stage.index for stage in plan.stages_of_rank(rank)]
         mine = [loads[index] for index in stages]
-        live = max(sum(n * load.saved_bytes for n, load in zip(p, mine, strict=True)) for p in profiles[rank])
+        live, gradients = _at_worst(found[rank], mine, engine)
         name, virtual, count = (
             (plan.schedule.name, plan.schedule.virtual, microbatches) if engine.keeps == "operations" else ("1f1b", 1, 1)
         )
@@ -76,7 +78,6 @@ def rank_memories(
         )
         # One stage runs at a time: its peak and its gathered blocks live together; of others' only the last reduction's buffer.
         worst = max(mine, key=lambda load: load.transient_bytes + load.gather_bytes - load.lasting_bytes)
-        gradients = sum(load.gradients_bytes for load in mine)
         lasting = sum(load.lasting_bytes for load in mine) - worst.lasting_bytes
         activations, gathered = live + worst.transient_bytes, worst.gather_bytes + lasting
         if engine.keeps == "compiled" and microbatches == len(mine) == 1:
@@ -90,9 +91,18 @@ def rank_memories(
             reserve=0,
         )
         zero = max(decision.zero for index in stages for decision in plan.stages[index].decisions)
-        made = update_bytes(held.gradients, held.optimizer, zero, plan.precision, engine)
+        made = update_bytes(sum(load.gradients_bytes for load in mine), held.optimizer, zero, plan.precision, engine)
         result.append(replace(held, reserve=cluster.chip.reserve_bytes + made))
     return tuple(result)
+
+
+def _at_worst(found: Counts, loads: Sequence[StageLoad], engine: Engine) -> tuple[int, int]:
+    """Bytes of a rank's live micro-batches and of its gradients at that of the instants ``found`` when they are most."""
+    live = found[:, LIVE] @ np.array([load.saved_bytes for load in loads])
+    begun = found[:, BEGUN] if engine.keeps == "operations" else np.ones_like(found[:, BEGUN])
+    gradients = begun @ np.array([load.gradients_bytes for load in loads])
+    at = int((live + gradients).argmax())
+    return int(live[at]), int(gradients[at])
 
 
 def _received(plan: Plan, crossing: Sequence[int], cut: int) -> int:

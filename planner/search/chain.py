@@ -85,7 +85,7 @@ class Chain:
         names = [fixed] if fixed is not None else [zero for zero in self.allowed.of_block(run.first)[1] if zero in states]
         vectors = [
             (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
-             s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes, 0.0)
+             s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes)
             for s in (states[name] for name in names)
         ]
         return table(

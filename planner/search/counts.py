@@ -5,10 +5,10 @@ Variables    n[s, i], whole: blocks of run i on virtual stage s; x[s, i, a], y[s
              the slowest rank does once a step; b[s, i] in {0, 1}: run i ends by stage s.
 Constraints  sum over a of x = sum over z of y = n; every run is used up; every stage has a block; a run begins where the one
              before has ended (b); t is the evaluator's function of the stage's sums, a maximum of linear forms; for each rank
-             and live profile of the schedule, persistent bytes + live micro-batches x saved bytes + transients fit; R is at
-             least each rank's once-a-step sum; T is at least the length of each known path of the schedule; and, as only plans
-             quicker than a target matter, T + R is at most the target and no rank has more blocks of a run than its own work
-             allows by then (:mod:`counted`).
+             and instant of the schedule, persistent bytes + live micro-batches x saved bytes + gradients, where there are any
+             yet, + transients fit; R is at least each rank's once-a-step sum; T is at least the length of each known path of
+             the schedule; and, as only plans quicker than a target matter, T + R is at most the target and no rank has more
+             blocks of a run than its own work allows by then (:mod:`counted`).
 Objective    T + R, least.
 
 Every plan is a point of it, so its optimum is a bound. Three looks, each closer: all variables real (:data:`RELAXED`), n whole

@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.live import LIVE
 from planner.evaluate import receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.chain import Chain
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
-from planner.search.tables import LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, SAVED, Table
+from planner.search.tables import AT_TIMES, LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, Table
 
 Numbers = NDArray[np.int64]
 ALIKE = 1e-9
@@ -77,28 +78,28 @@ class Shares:
     portions: tuple[tuple[Portion, ...], ...]
     capacity_bytes: Floats
     """[ranks]."""
-    lives: Floats
-    """[ranks, profiles, portions]: live micro-batches of the portions' stages."""
+    times: Floats
+    """[ranks, instants, portions]: at an instant, so often a portion has what it has at times."""
 
     @staticmethod
     def of(chain: Chain, shape: Shape, bounds: Sequence[int]) -> Shares:
         """Of all ranks."""
         portions = tuple(tuple(_portions(chain, shape, rank, bounds)) for rank in range(shape.pipeline))
-        most, longest = max(map(len, portions)), max(len(shape.live(rank)) for rank in range(shape.pipeline))
-        lives = np.zeros((shape.pipeline, longest, most))
+        most, longest = max(map(len, portions)), max(len(shape.instants(rank)) for rank in range(shape.pipeline))
+        times = np.zeros((shape.pipeline, longest, most))
         for rank, mine in enumerate(portions):
-            profiles = np.array(shape.live(rank), dtype=float)
-            lives[rank, :, : len(mine)] = profiles[np.minimum(np.arange(longest), len(profiles) - 1)][
-                :, [portion.slot for portion in mine]
+            found = shape.instants(rank)
+            times[rank, :, : len(mine)] = found[np.minimum(np.arange(longest), len(found) - 1)][
+                :, [portion.kind for portion in mine], [portion.slot for portion in mine]
             ]
         capacity = [shape.capacity_bytes - _around(chain, shape, rank, bounds) for rank in range(shape.pipeline)]
-        return Shares(shape, portions, np.array(capacity), lives)
+        return Shares(shape, portions, np.array(capacity), times)
 
     @cached_property
     def _tables(self) -> Floats:
         """[ranks, portions, choices, 9]: a table's columns, not a number where there is no choice."""
         most = max(len(portion.table.names) for mine in self.portions for portion in mine)
-        tables = np.full((*self.lives.shape[::2], most, LASTING + 1), np.nan)
+        tables = np.full((*self.times.shape[::2], most, LASTING + 1), np.nan)
         for rank, mine in enumerate(self.portions):
             for at, portion in enumerate(mine):
                 tables[rank, at, : len(portion.table.names)] = portion.table.columns
@@ -118,21 +119,21 @@ class Shares:
 
     @cached_property
     def sizes(self) -> Floats:
-        """[ranks, profiles, portions, choices]: bytes of one block while its micro-batches are alive."""
-        saved = self.lives[..., None] * self._columns[:, None, :, :, SAVED]
-        return np.asarray(self._columns[:, None, :, :, PERSISTENT] + saved)
+        """[ranks, instants, portions, choices]: bytes of one block."""
+        at_times = self.times[..., None] * self._columns[:, None, :, :, AT_TIMES]
+        return np.asarray(self._columns[:, None, :, :, PERSISTENT] + at_times)
 
     @cached_property
     def _members(self) -> NDArray[np.bool_]:
         """[kinds, ranks, virtual stages, portions]: which portions are of a kind and on a stage."""
-        members = np.zeros((2, self.shape.pipeline, self.shape.virtual, self.lives.shape[2]), dtype=bool)
+        members = np.zeros((2, self.shape.pipeline, self.shape.virtual, self.times.shape[2]), dtype=bool)
         for rank, mine in enumerate(self.portions):
             for at, portion in enumerate(mine):
                 members[portion.kind, rank, portion.slot, at] = True
         return members
 
     def loads(self, counts: Numbers, ranks: Indices) -> Floats:
-        """[cases, profiles]: bytes of the blocks under each live profile."""
+        """[cases, instants]: bytes of the blocks."""
         return np.asarray(np.einsum("cpo,clpo->cl", counts, self.sizes[ranks]))
 
     def excess(self, counts: Numbers, ranks: Indices) -> Floats:
@@ -241,4 +242,4 @@ def _around(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> flo
             shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing, shape.virtual
         )
     kept = [chain.costed.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
-    return float(total + max(sum(n * size for n, size in zip(live, kept, strict=True)) for live in shape.live(rank)))
+    return float(total + (shape.instants(rank)[:, LIVE] @ np.array(kept)).max())

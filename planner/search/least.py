@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cost_models.live import both_at_once
 from hardware_profiles import Cluster
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
@@ -158,12 +159,14 @@ class LeastMemory:
         return self._chains[key]
 
     def _least_of(self, candidate: Candidate, ranges: Ranges) -> float:
-        """The mean over ranks of what all blocks keep of one micro-batch."""
+        """The mean over ranks of what all blocks keep of one micro-batch, and of their gradients where both are there."""
         costed = ranges.costed
         # Of a value that crosses a cut, the block before or the one after counts it, or both.
         stages = candidate.mesh.pipeline * candidate.virtual
         beside = (stages - 1) * min(0, ranges.least_crossing - ranges.most_received) / candidate.mesh.pipeline
-        kept = ranges.least_sum / candidate.mesh.pipeline + beside + costed.context_bytes + ranges.least_transient
+        together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
+        of_blocks = ranges.least_sum if together else ranges.least_apart
+        kept = of_blocks / candidate.mesh.pipeline + beside + costed.context_bytes + ranges.least_transient
         return kept + candidate.accumulation * costed.batch_bytes + self.cluster.chip.reserve_bytes
 
     def _look(self, bound: float, node: _Node) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models.collectives import span_of
+from cost_models.live import both_at_once
 from hardware_profiles import Cluster
 from planner.costing import Pricing, measure_graph, price_graph
 from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
@@ -177,12 +178,14 @@ class Prices:
         if not self.options(candidate.mesh.tensor):
             return float("inf")
         allowed = union_of(allowed_choices(candidate, self.request.constraints, self.graph))
-        key = (candidate.mesh, candidate.micro, candidate.zero_group, candidate.accumulation > 1, allowed)
+        together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
+        key = (candidate.mesh, candidate.micro, candidate.zero_group, candidate.accumulation > 1, allowed, together)
         if key not in self._least:
-            self._least[key] = self._least_blocks(candidate, allowed)
+            self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
-    def _least_blocks(self, candidate: Candidate, allowed: Allowed) -> list[Least]:
+    def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
+        """``together``: gradients are there beside live micro-batches."""
         samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
         states, engine, blocks = self.states(candidate), planning_engine(), []
         for name, count in self._counts.items():
@@ -192,7 +195,7 @@ class Prices:
             blocks.append(Least(
                 count, candidate.micro * samples[name].work_s + traffic_s,
                 min(engine.gradients_floor * state.once_comm_s + state.optimizer_s for state in held),
-                min(s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes for s in held) + saved,
+                min(s.parameters_bytes + together * s.gradients_bytes + s.optimizer_bytes for s in held) + saved,
             ))
         return blocks
 

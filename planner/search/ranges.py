@@ -23,7 +23,8 @@ from planner.search.tables import Floats
 NEVER = 2.0**52
 """Bytes of a choice that a threshold excludes: more than any real sum, and exact in floating point beside all of them."""
 Option = tuple[float, float, float, object]
-"""Bytes all the time, bytes of each live micro-batch, transient bytes, and the decision that this is."""
+"""Bytes all the time, bytes at times (of recomputation for each live micro-batch, of ZeRO gradients once there are any),
+transient bytes, and the decision that this is."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Ranges:
         for index, block in enumerate(self.costed.graph.blocks):
             open_ = (fixed[block.body],) if block.body in fixed else self.allowed.of_block(index)[1]
             result.append(tuple(
-                (state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes, 0, state.gather_bytes, zero)
+                (state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, state.gather_bytes, zero)
                 for zero, state in states[block.body].items() if zero in open_
             ))
         return tuple(result)
@@ -84,14 +85,20 @@ class Ranges:
         """Whether every block has a choice."""
         return all(self.levels) and all(self.stages)
 
-    def least_of_blocks(self, live: float) -> Floats:
-        """Per block, the least that it adds to a stage with so many live micro-batches, transients left out."""
-        return _cheapest(self.levels, live, NEVER) + _cheapest(self.stages, live, NEVER)
+    def least_of_blocks(self, live: float, begun: float) -> Floats:
+        """Per block, the least that it adds to a stage with so many live micro-batches and part of its gradients, transients
+        left out."""
+        return _cheapest(self.levels, live, NEVER) + _cheapest(self.stages, begun, NEVER)
 
     @cached_property
     def least_sum(self) -> float:
-        """The least that all blocks keep together, each with one live micro-batch."""
-        return float(self.least_of_blocks(1.0).sum())
+        """The least that all blocks keep together, each with one live micro-batch and its gradients."""
+        return float(self.least_of_blocks(1.0, 1.0).sum())
+
+    @cached_property
+    def least_apart(self) -> float:
+        """The same, each with one of both only."""
+        return max(float(self.least_of_blocks(*counts).sum()) for counts in ((1.0, 0.0), (0.0, 1.0)))
 
     @cached_property
     def least_transient(self) -> float:
@@ -102,14 +109,15 @@ class Ranges:
         """[first, last]: the least of constants, activations and ``share`` of the largest peak; infinite where empty."""
         return self._least(self.levels, live, share)
 
-    def states(self, share: float = 1.0) -> Floats:
-        """[first, last]: the least of the state and ``share`` of the largest gathered share; infinite where empty."""
-        return self._least(self.stages, 0.0, share)
+    def states(self, begun: float, share: float = 1.0) -> Floats:
+        """[first, last]: the least of the state, part of the gradients, and ``share`` of the largest gathered share; infinite
+        where empty."""
+        return self._least(self.stages, begun, share)
 
-    def _least(self, blocks: Sequence[Sequence[Option]], live: float, share: float) -> Floats:
+    def _least(self, blocks: Sequence[Sequence[Option]], times: float, share: float) -> Floats:
         best = np.full((self.count + 1, self.count + 1), np.inf)
         for threshold in _thresholds(blocks):
-            total = _ranges(_cheapest(blocks, live, threshold)) + share * threshold
+            total = _ranges(_cheapest(blocks, times, threshold)) + share * threshold
             np.minimum(best, np.where(total < NEVER / 2, total, np.inf), out=best)
         return best
 
@@ -119,10 +127,10 @@ class Ranges:
         levels = [next(c for c in self.levels[index] if c[3] == decision.recompute) for index, decision in pairs]
         return levels, [next(c for c in self.stages[index] if c[3] == decision.zero) for index, decision in pairs]
 
-    def choose(self, first: int, last: int, live: float, share: float = 1.0) -> tuple[BlockDecision, ...]:
+    def choose(self, first: int, last: int, live: float, begun: float, share: float = 1.0) -> tuple[BlockDecision, ...]:
         """Decisions of the blocks of one stage that need what :meth:`activations` and :meth:`states` say together."""
         levels = _chosen(self.levels[first:last], live, share)
-        stages = _chosen(self.stages[first:last], 0.0, share)
+        stages = _chosen(self.stages[first:last], begun, share)
         return tuple(BlockDecision(zero, level) for zero, level in zip(stages, levels, strict=True))  # type: ignore[arg-type]
 
 
@@ -130,10 +138,10 @@ def _thresholds(blocks: Sequence[Sequence[Option]]) -> list[float]:
     return sorted({float(choice[2]) for block in set(blocks) for choice in block})
 
 
-def _cheapest(blocks: Sequence[Sequence[Option]], live: float, threshold: float) -> Floats:
+def _cheapest(blocks: Sequence[Sequence[Option]], times: float, threshold: float) -> Floats:
     """Per block, the least bytes among the choices whose transient is at most ``threshold``."""
     known = {
-        block: min((always + live * each for always, each, top, _ in block if top <= threshold), default=NEVER)
+        block: min((always + times * each for always, each, top, _ in block if top <= threshold), default=NEVER)
         for block in set(blocks)
     }
     return np.array([known[block] for block in blocks])
@@ -149,19 +157,19 @@ def _ranges(values: Floats) -> Floats:
     return np.where(np.triu(np.ones(sums.shape, dtype=bool), 1), sums, 4 * NEVER)
 
 
-def _chosen(blocks: Sequence[Sequence[Option]], live: float, share: float) -> list[object]:
+def _chosen(blocks: Sequence[Sequence[Option]], times: float, share: float) -> list[object]:
     """The best choice of each block of one range."""
     best: tuple[float, list[object]] = (np.inf, [])
     for threshold in _thresholds(blocks):
-        picks = [_pick(block, live, threshold) for block in blocks]
+        picks = [_pick(block, times, threshold) for block in blocks]
         size = sum(bytes_ for bytes_, _ in picks) + share * threshold
         if size < best[0]:
             best = size, [decision for _, decision in picks]
     return best[1]
 
 
-def _pick(block: Sequence[Option], live: float, threshold: float) -> tuple[float, object]:
-    within = [(always + live * each, at) for at, (always, each, top, _) in enumerate(block) if top <= threshold]
+def _pick(block: Sequence[Option], times: float, threshold: float) -> tuple[float, object]:
+    within = [(always + times * each, at) for at, (always, each, top, _) in enumerate(block) if top <= threshold]
     if not within:
         return NEVER, None
     size, at = min(within)

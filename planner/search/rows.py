@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cost_models.live import LIVE
 from cost_models.pipeline import CriticalPath
 from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.search.counted import RankCosts
 from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.shape import Shape
 from planner.search.stream import Stream
-from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED
+from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
 from planner.search.transients import Transients, least_transients, possible_ranks
 from planner.search.works import lower_hull
 
@@ -196,10 +197,9 @@ class Layout:
             around = self._around(owned)
             if extra is None:
                 around += float(self.least_transients[rank])
-            for profile in shape.live(rank):
-                live = np.array(profile, dtype=float)
-                size = self.vectors[members, PERSISTENT] + live[slot] * self.vectors[members, SAVED]
-                free = shape.capacity_bytes - around - self._kept(owned, live)
+            for counts in shape.instants(rank).astype(float):
+                size = self.vectors[members, PERSISTENT] + counts[self.kind[members], slot] * self.vectors[members, AT_TIMES]
+                free = shape.capacity_bytes - around - self._kept(owned, counts[LIVE])
                 columns, values = self.choice_at[members], size / shape.capacity_bytes
                 if extra is not None:
                     columns, values = np.append(columns, extra.rank_at[rank]), np.append(values, 1.0)

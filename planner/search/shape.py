@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import live_profiles
+from cost_models.live import Counts, instants
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
 
@@ -49,6 +49,7 @@ class Shape:
     def splits_backward(self) -> bool:
         return self.schedule in SPLIT_BACKWARD
 
-    def live(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Pareto-maximal live micro-batches of a rank's virtual stages, in order of the stages."""
-        return live_profiles(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]
+    def instants(self, rank: int) -> Counts:
+        """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a
+        rank may hold most (:func:`cost_models.live.instants`)."""
+        return instants(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]

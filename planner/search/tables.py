@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ONCE, OPTIMIZER, PERSISTENT, SAVED = range(7)
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ONCE, OPTIMIZER, PERSISTENT, AT_TIMES = range(7)
 PEAK, LASTING = 7, 8
 """Columns that follow the sums (:attr:`Table.columns`)."""
 PASSES = 3
@@ -20,8 +20,9 @@ PASSES = 3
 @dataclass(frozen=True)
 class Table:
     """Choices of one block, one a row. ``sums`` [rows, 7]: three times of a micro-batch (s), what is sent and computed once a
-    step (s), persistent and saved bytes; ``peaks`` [rows]: transient bytes, of which ``lasting`` [rows] stay while other stages
-    run; ``names[row]``: the choice."""
+    step (s), bytes all the time and at times (of recomputation for each live micro-batch, of ZeRO gradients once there are
+    any); ``peaks`` [rows]: transient bytes, of which ``lasting`` [rows] stay while other stages run; ``names[row]``: the
+    choice."""
 
     sums: Floats
     peaks: Floats

@@ -1,7 +1,7 @@
 """The plan of least memory for one chain of one candidate, and a bound that no plan of it is below.
 
-Memory of a rank: the sum over its stages of what their blocks keep, the worst live profile of the schedule, and the
-largest transient of one stage (:mod:`planner.evaluate.memory`). With one stage a rank the largest rank is made as small as
+Memory of a rank: the sum over its stages of what their blocks keep, the worst instant of the schedule, and the largest
+transient of one stage (:mod:`planner.evaluate.memory`). With one stage a rank the largest rank is made as small as
 possible by dynamic programming over the cuts, exactly. With several stages a rank the ranks are weighted: the weighted mean
 of the ranks is never above the largest, it is a sum over stages, and dynamic programming minimises it exactly. The weights
 are raised where a rank is largest (subgradient steps); the plans met on the way are evaluated. What is left open is closed
@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from cost_models.live import BEGUN, LIVE
 from planner.evaluate import own_bytes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.ranges import Ranges
@@ -29,17 +30,6 @@ Answer = tuple[float, tuple[StagePlan, ...] | None]
 """A lower bound of the largest rank's bytes, reserve left out, and stages that come near it."""
 
 
-def lives_of(shape: Shape) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Per rank, the Pareto-maximal live micro-batches of its stages. (gpipe and 1f1b in closed form: their action lists are
-    long.)"""
-    count = shape.microbatches
-    if shape.schedule == "gpipe":
-        return (((count,),),) * shape.pipeline
-    if shape.schedule == "1f1b":
-        return tuple(((min(shape.pipeline - rank, count),),) for rank in range(shape.pipeline))
-    return tuple(shape.live(rank) for rank in range(shape.pipeline))
-
-
 @dataclass(frozen=True)
 class Thrift:
     """One chain under one candidate's shape."""
@@ -48,30 +38,30 @@ class Thrift:
     shape: Shape
 
     @cached_property
-    def mean_lives(self) -> Floats:
-        """Per virtual stage, a convex combination of its rank's live profiles: no profile of a rank is the worst for all."""
-        lives = np.zeros(self.shape.stages)
-        for rank, profiles in enumerate(lives_of(self.shape)):
-            lives[self.shape.owned(rank)] = np.mean(np.array(profiles, dtype=float), axis=0)
-        return lives
+    def mean_counts(self) -> Floats:
+        """[2, stages]: live micro-batches and gradients, a convex combination of the rank's instants, none of which is the
+        worst for all."""
+        counts = np.zeros((2, self.shape.stages))
+        for rank in range(self.shape.pipeline):
+            counts[:, self.shape.owned(rank)] = self.shape.instants(rank).mean(axis=0)
+        return counts
 
     def quick_bound(self) -> float:
         """A lower bound of the largest rank: ranks are weighted by how few blocks they could hold, and each block lies where
         it weighs least."""
-        lives = self.mean_lives
-        distinct = np.unique(lives)
-        sizes = np.array([self.ranges.least_of_blocks(live) for live in distinct])
-        of_stage = np.searchsorted(distinct, lives)
+        counts = self.mean_counts
+        distinct, of_stage = np.unique(counts.T, axis=0, return_inverse=True)
+        sizes = np.array([self.ranges.least_of_blocks(live, begun) for live, begun in distinct.tolist()])
         ranks = self.shape.ranks
         totals = np.zeros(self.shape.pipeline)
         np.add.at(totals, ranks, sizes.sum(axis=1)[of_stage] / self.shape.virtual)
         weights = 1.0 / np.maximum(totals, 1.0)
         weights /= weights.sum()
         least = np.full(sizes.shape[1], np.inf)
-        for live in range(len(distinct)):
-            weight = weights[ranks[of_stage == live]].min()
-            np.minimum(least, weight * sizes[live], out=least)
-        beside = float((weights[ranks] * lives * self._least_beside()).sum())
+        for at in range(len(distinct)):
+            weight = weights[ranks[of_stage == at]].min()
+            np.minimum(least, weight * sizes[at], out=least)
+        beside = float((weights[ranks] * counts[LIVE] * self._least_beside()).sum())
         return float(least.sum()) + beside + self.ranges.least_transient + self._batch_bytes
 
     def _least_beside(self) -> Floats:
@@ -95,8 +85,8 @@ class Thrift:
     def _exact(self) -> Answer:
         """One stage a rank: the largest rank is as small as it can be."""
         shape, count = self.shape, self.ranges.count
-        state = self.ranges.states()
-        lives = [float(max(profile[0] for profile in profiles)) for profiles in lives_of(shape)]
+        state = self.ranges.states(1.0)
+        lives = [float(shape.instants(rank)[:, LIVE].max()) for rank in range(shape.pipeline)]
         kept = {live: self.ranges.activations(live) for live in sorted(set(lives))}
         tables = [state + kept[live] + self._around(stage, live) for stage, live in enumerate(lives)]
         reached, cuts = np.full(count + 1, np.inf), []
@@ -107,16 +97,19 @@ class Thrift:
             reached = through.min(axis=0)
         if not math.isfinite(reached[count]):
             return math.inf, None
-        return float(reached[count]) + self._batch_bytes, self._stages(self._bounds(cuts), lives, 1.0)
+        counts = np.array([lives, np.ones(len(lives))])
+        return float(reached[count]) + self._batch_bytes, self._stages(self._bounds(cuts), counts, 1.0)
 
     def _weighted(self, enough: float) -> Answer:
         shape = self.shape
         ranks = shape.ranks
         share = 1.0 / shape.virtual
-        lives = self.mean_lives
-        state = self.ranges.states(share)
-        kept = {live: self.ranges.activations(live, share) for live in np.unique(lives).tolist()}
-        tables = [state + kept[live] + self._around(stage, live) for stage, live in enumerate(lives.tolist())]
+        counts = self.mean_counts
+        kept = {live: self.ranges.activations(live, share) for live in np.unique(counts[LIVE]).tolist()}
+        states = {begun: self.ranges.states(begun, share) for begun in np.unique(counts[BEGUN]).tolist()}
+        tables = [
+            states[begun] + kept[live] + self._around(stage, live) for stage, (live, begun) in enumerate(counts.T.tolist())
+        ]
         weights = np.full(shape.pipeline, 1.0 / shape.pipeline)
         best, evenest, least = 0.0, [0], math.inf
         for step in range(STEPS):
@@ -133,7 +126,7 @@ class Thrift:
                 break
             weights = weights * (sizes / sizes.mean()) ** (2.0 / (1 + step))
             weights /= weights.sum()
-        return best, self._stages(evenest, lives.tolist(), share)
+        return best, self._stages(evenest, counts, share)
 
     def _around(self, stage: int, live: float) -> Floats:
         """[first, last]: bytes of a stage beside its blocks: receive buffers, and of each live micro-batch the context and
@@ -159,7 +152,7 @@ class Thrift:
 
     def sizes(self, stages: Sequence[StagePlan]) -> Floats:
         """Bytes of every rank under these stages, reserve left out, as the evaluator counts them."""
-        always, each, tops, lasting = (np.zeros(self.shape.stages) for _ in range(4))
+        always, gradients, each, tops, lasting = (np.zeros(self.shape.stages) for _ in range(5))
         states_of, blocks = self.ranges.costed.states[self.ranges.option], self.ranges.costed.graph.blocks
         crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
         for stage in stages:
@@ -167,6 +160,7 @@ class Thrift:
             inward, outward = self.buffers(stage.index)
             before, after = (crossing.get(cut, 0) if cut else 0 for cut in (stage.first, stage.last))
             always[stage.index] = sum(c[0] for c in (*levels, *states)) + inward * before + outward * after
+            gradients[stage.index] = sum(choice[1] for choice in states)
             kept = own_bytes(int(sum(choice[1] for choice in levels)) + after, before, self.ranges.received(stage.first))
             each[stage.index] = kept + self.ranges.costed.context_bytes
             tops[stage.index] = max(c[2] for c in levels) + max(c[2] for c in states)
@@ -175,12 +169,12 @@ class Thrift:
                 for at, decision in enumerate(stage.decisions, stage.first)
             )
         result = np.zeros(self.shape.pipeline)
-        for rank, profiles in enumerate(lives_of(self.shape)):
-            owned = self.shape.owned(rank)
-            live = max(float(np.dot(profile, each[owned])) for profile in profiles)
+        for rank in range(self.shape.pipeline):
+            owned, found = self.shape.owned(rank), self.shape.instants(rank)
+            most = float((found[:, LIVE] @ each[owned] + found[:, BEGUN] @ gradients[owned]).max())
             worst = owned[int((tops - lasting)[owned].argmax())]
             beside = lasting[owned].sum() - lasting[worst]
-            result[rank] = always[owned].sum() + live + tops[worst] + beside + self._batch_bytes
+            result[rank] = always[owned].sum() + most + tops[worst] + beside + self._batch_bytes
         return result
 
     def _bounds(self, cuts: Sequence[Floats]) -> list[int]:
@@ -190,9 +184,10 @@ class Thrift:
             bounds.append(int(cut[bounds[-1]]))
         return bounds[::-1]
 
-    def _stages(self, bounds: Sequence[int], lives: Sequence[float], share: float) -> tuple[StagePlan, ...]:
+    def _stages(self, bounds: Sequence[int], counts: Floats, share: float) -> tuple[StagePlan, ...]:
         decisions: list[tuple[BlockDecision, ...]] = [
-            self.ranges.choose(bounds[stage], bounds[stage + 1], live, share) for stage, live in enumerate(lives)
+            self.ranges.choose(bounds[stage], bounds[stage + 1], live, begun, share)
+            for stage, (live, begun) in enumerate(counts.T.tolist())
         ]
         return tuple(StagePlan(i, bounds[i], bounds[i + 1], chosen) for i, chosen in enumerate(decisions))
 

@@ -4,9 +4,9 @@ Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with r
              c[b, s] >= 0: stage s begins with block b; P[s] and g[s], the largest transient and gathered share of a stage,
              and L[s], the most that it leaves while others run; Z[r], the largest of these on a rank; M, the largest rank.
 Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
-             than the one before it; for each rank and live profile, persistent bytes + live micro-batches x (saved bytes,
-             context and what is sent) + receive buffers + Z[r] are at most M; P[s] is at least each transient, g[s]
-             each gathered share; Z[r] is at least each of its stages' P[s] + g[s] with the others' L.
+             than the one before it; for each rank and instant, persistent bytes + live micro-batches x (saved bytes,
+             context and what is sent) + gradients, where there are any yet, + receive buffers + Z[r] are at most M; P[s] is at
+             least each transient, g[s] each gathered share; Z[r] is at least each of its stages' P[s] + g[s] with the others' L.
 Objective    M, least.
 """
 
@@ -18,7 +18,7 @@ import pulp
 
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.ranges import Option
-from planner.search.thrifty import Answer, Thrift, lives_of
+from planner.search.thrifty import Answer, Thrift
 from planner.solver import solve
 
 Picked = dict[tuple[int, int], list[tuple[pulp.LpVariable, Option]]]
@@ -95,20 +95,21 @@ class _Model:
 
     def _memory(self) -> None:
         costed = self.ranges.costed
-        for rank, profiles in enumerate(lives_of(self.shape)):
+        for rank in range(self.shape.pipeline):
             owned = self.shape.owned(rank)
-            for profile in profiles:
-                parts = [self._kept(s, live) for s, live in zip(owned, profile, strict=True)]
-                fixed = sum(profile) * costed.context_bytes + self.shape.microbatches * costed.batch_bytes
+            for live, begun in self.shape.instants(rank).tolist():
+                parts = [self._kept(*counts) for counts in zip(owned, live, begun, strict=True)]
+                fixed = sum(live) * costed.context_bytes + self.shape.microbatches * costed.batch_bytes
                 self.problem += pulp.lpSum(parts) + fixed / self.unit + self.tops[rank] <= self.largest
 
-    def _kept(self, s: int, live: int) -> pulp.LpAffineExpression:
-        """What stage ``s`` keeps with so many live micro-batches, transients and context left out."""
+    def _kept(self, s: int, live: int, begun: int) -> pulp.LpAffineExpression:
+        """What stage ``s`` keeps with so many live micro-batches, and gradients or none; transients and context left out."""
         crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
         inward, outward = self.thrift.buffers(s)
         terms = [
-            (choice[0] + live * choice[1]) / self.unit * v
-            for table in (self.levels, self.zeros) for b in range(self.ranges.count) for v, choice in table.get((b, s), ())
+            (choice[0] + times * choice[1]) / self.unit * v
+            for table, times in ((self.levels, live), (self.zeros, begun)) for b in range(self.ranges.count)
+            for v, choice in table.get((b, s), ())
         ]
         for b in range(1, self.ranges.count):
             size = crossing.get(b, 0) / self.unit

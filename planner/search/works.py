@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,17 +11,23 @@ from numpy.typing import NDArray
 
 from planner.search.linear import Floats, Indices
 from planner.search.stream import Stream
-from planner.search.tables import ONCE, OPTIMIZER, PASSES, PERSISTENT, SAVED
+from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
 
 
 @dataclass(frozen=True)
 class Work:
-    """What blocks of one run take at least; of a stream and a number of micro-batches."""
+    """What blocks of one run take at least, of a stream and a number of micro-batches. ``gradients``: whether they have any."""
 
     stream: Stream
     run: int
     microbatches: int
+    gradients: bool = True
     known: dict[tuple[int, bool], Whole] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def without_gradients(self) -> Work:
+        """While no backward pass of the blocks has begun."""
+        return replace(self, gradients=False, known={})
 
     @cached_property
     def least_s(self) -> float:
@@ -48,10 +54,16 @@ class Work:
         return float(self.stream.single[self.run][0].sums[:, PERSISTENT].min())
 
     @cached_property
+    def _held(self) -> Floats:
+        """By ZeRO stage: bytes of one block."""
+        sums = self.stream.single[self.run][1].sums
+        return np.asarray(sums[:, PERSISTENT] + self.gradients * sums[:, AT_TIMES])
+
+    @cached_property
     def _recompute(self) -> tuple[Floats, Floats]:
         """Corners: saved bytes of a micro-batch, seconds a step."""
         sums = self.stream.single[self.run][0].sums
-        return _hull(sums[:, SAVED], self.microbatches * sums[:, :PASSES].sum(axis=1))
+        return _hull(sums[:, AT_TIMES], self.microbatches * sums[:, :PASSES].sum(axis=1))
 
     @cached_property
     def _zero(self) -> tuple[Floats, Floats]:
@@ -60,7 +72,7 @@ class Work:
         stream = self.stream
         each_s = stream.gathers.floor * sums[:, :PASSES].sum(axis=1)
         return _hull(
-            sums[:, PERSISTENT], self.microbatches * each_s + stream.gradients.floor * sums[:, ONCE] + sums[:, OPTIMIZER]
+            self._held, self.microbatches * each_s + stream.gradients.floor * sums[:, ONCE] + sums[:, OPTIMIZER]
         )
 
     def whole(self, count: int, *, alone: bool) -> Whole:
@@ -76,14 +88,14 @@ class Work:
         work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
         peak = np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
-        held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
+        held = shared @ self._held + count * self._persistent
         # Only where all blocks share one stage does the largest gathered share meet the largest peak; no blocks gather nothing.
         together = alone or not count
         gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if together else traffic.peaks.min()
         each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
         once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         seconds = shared @ (each_s + once_s)
-        saved = compute.sums[:, SAVED]
+        saved = compute.sums[:, AT_TIMES]
         order = np.argsort(-saved, kind="stable")
         upto = np.cumsum(ways[:, order], axis=1)
         return Whole(saved[order], upto, peak, work, Falling.of(held, seconds), Falling.of(held + gathered, seconds))

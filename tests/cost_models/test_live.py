@@ -6,38 +6,58 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.live import live_profiles, most_alive
+from cost_models.live import BEGUN, LIVE, both_at_once, instants, most_alive
 from cost_models.schedules import SCHEDULES, actions, legal, stages_of_rank
 
+SPLIT = ("interleaved-zero-bubble", "zbv")
 
-def _counted(name: str, pipeline: int, virtual: int, microbatches: int, rank: int) -> set[tuple[int, ...]]:
-    """All maximal live vectors of a rank, counted along its order."""
+
+def _counted(name: str, pipeline: int, virtual: int, microbatches: int, rank: int) -> list[tuple[int, ...]]:
+    """All maximal instants of a rank, counted along its order: live micro-batches of its stages, then whether they have
+    gradients."""
     stages = stages_of_rank(name, pipeline, virtual, rank)
-    live, seen = [0] * len(stages), set()
+    live, begun, seen = [0] * len(stages), [0] * len(stages), set()
+    last = "W" if name in SPLIT else "B"
     for action in actions(name, pipeline, virtual, microbatches)[rank]:
+        at = stages.index(action.stage)
         if action.kind == "F":
-            live[stages.index(action.stage)] += 1
-            seen.add(tuple(live))
-        elif action.kind in "BW":
-            live[stages.index(action.stage)] -= 1
-    return {
+            live[at] += 1
+        elif action.kind == last:
+            begun[at] = 1
+        seen.add((*live, *begun))
+        if action.kind == last:
+            live[at] -= 1
+    return sorted(
         one for one in seen
         if not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in seen)
-    }
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 4), st.integers(1, 40))
-def test_live_profiles_are_the_orders_own(name: str, pipeline: int, virtual: int, microbatches: int) -> None:
+def test_instants_are_the_orders_own(name: str, pipeline: int, virtual: int, microbatches: int) -> None:
     if legal(name, pipeline, virtual, microbatches):
         return
-    profiles = live_profiles(name, pipeline, virtual, microbatches)
+    found = instants(name, pipeline, virtual, microbatches)
     most = most_alive(name, pipeline, virtual, microbatches)
-    for rank in range(pipeline):
-        assert set(profiles[rank]) == _counted(name, pipeline, virtual, microbatches, rank)
-        assert most[rank] == tuple(map(max, zip(*profiles[rank], strict=True)))
+    for rank, mine in enumerate(found):
+        assert [tuple(row) for row in mine.reshape(len(mine), -1).tolist()] == _counted(
+            name, pipeline, virtual, microbatches, rank
+        )
+        assert most[rank] == tuple(mine[:, LIVE].max(axis=0))
+        both = bool((mine.min(axis=(1, 2)) > 0).any())
+        assert both or not both_at_once(pipeline, virtual, microbatches)
+        # Each of both by itself is there on all stages in any case.
+        assert (mine[:, LIVE].min(axis=1) > 0).any() and (mine[:, BEGUN].min(axis=1) > 0).any()
+
+
+def test_one_round_has_no_gradients_beside_all_activations() -> None:
+    """Interleaved, with as many micro-batches as ranks: the first rank has done all forward passes when it begins with the
+    last stage's backward passes; the stage before has gradients when those of the last stage are over."""
+    first = instants("interleaved-1f1b", 4, 2, 4)[0]
+    assert first.tolist() == [[[4, 0], [1, 1]], [[4, 4], [0, 1]]]
 
 
 def test_an_illegal_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match="at least as many"):
-        live_profiles("1f1b", 4, 1, 2)
+        instants("1f1b", 4, 1, 2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.live import in_flight, live_profiles
+from cost_models.live import LIVE, in_flight, instants
 from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, simulate
 from cost_models.schedules import SCHEDULES, actions, legal, rank_of_stage, stages_of_rank
 
@@ -206,8 +206,8 @@ def test_what_is_kept_alive(case: tuple[str, int, int, int], expected: tuple[int
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_live_profiles_are_the_peaks_for_any_sizes(case: tuple[str, int, int, int]) -> None:
-    for rank, (order, vectors) in enumerate(zip(actions(*case), live_profiles(*case), strict=True)):
+def test_instants_have_the_peaks_for_any_sizes(case: tuple[str, int, int, int]) -> None:
+    for rank, (order, found) in enumerate(zip(actions(*case), instants(*case), strict=True)):
         stages = stages_of_rank(case[0], case[1], case[2], rank)
         for sizes in ([1] * len(stages), range(1, len(stages) + 1), range(len(stages), 0, -1)):
             weight = dict(zip(stages, sizes, strict=True))
@@ -217,7 +217,7 @@ def test_live_profiles_are_the_peaks_for_any_sizes(case: tuple[str, int, int, in
                 peak = max(peak, live)
                 live -= weight[action.stage] if action.kind in "BW" else 0
             assert live == 0
-            assert peak == max(sum(n * s for n, s in zip(vector, sizes, strict=True)) for vector in vectors)
+            assert peak == (found[:, LIVE] @ np.array(sizes)).max()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hardware_profiles import Engine
 from planner.constraints_text import parse_pins
+from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph, Recompute
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
@@ -39,14 +40,16 @@ from planner.search.shape import Shape
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds
 from planner.search.stream import stream_of
 from planner.search.works import works
-from tests.oracles.exhaustive_plan import best_plan
+from tests.oracles.exhaustive_plan import best_plan, every_plan
 from tests.search.made import make_cluster, make_costed, make_graph
 
 SHAPES: list[tuple[ScheduleName, int, int, int]] = [
     ("1f1b", 1, 1, 4), ("1f1b", 2, 1, 4), ("gpipe", 2, 1, 3), ("1f1b", 3, 1, 6), ("gpipe", 3, 1, 4), ("zbv", 2, 2, 5),
     ("interleaved-1f1b", 2, 2, 4), ("interleaved-zero-bubble", 2, 1, 4), ("interleaved-zero-bubble", 3, 1, 6),
-    ("interleaved-zero-bubble", 2, 2, 4),
+    ("interleaved-zero-bubble", 2, 2, 4), ("interleaved-1f1b", 2, 2, 2), ("interleaved-1f1b", 2, 2, 3), ("zbv", 2, 2, 3),
+    ("interleaved-zero-bubble", 2, 2, 2),
 ]
+"""With one round of micro-batches, gradients of a rank's first stages come when activations of its last ones are gone."""
 CHAINS = ["eaaah", "eaah", "aabb", "eaabh", "abab", "aaaa", "eabbh"]
 SLACK = 1e-6
 ENGINES = [
@@ -184,6 +187,24 @@ WHOLE_BY_CHANCE = Case(
 @given(case=cases())
 def test_no_bound_excludes_the_best_plan(case: Case) -> None:
     _check(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases(), at=st.integers(0, 10_000))
+def test_the_memory_of_just_one_plan_excludes_no_other(case: Case, at: int) -> None:
+    _check_just_fitting(case, at)
+
+
+def _check_just_fitting(case: Case, at: int) -> None:
+    """Leave just as much memory as one of the plans needs: a byte too many in a bound, and plans are missing."""
+    if case.plans > 2500:
+        return
+    _, costed, template = _problem(case)
+    roomy = make_cluster(case.pipeline * case.data, 10**12)
+    plans = every_plan(template, costed, case.choices)
+    peaks = sorted({evaluate(plan, costed, roomy, case.engine).peak_memory_bytes for plan in plans})
+    _check(replace(case, memory=case.memory + peaks[at % len(peaks)] - _memory(case)))
 
 
 def _check(case: Case) -> None:
