@@ -5,8 +5,9 @@ Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with r
              and L[s], the most that it leaves while others run; Z[r], the largest of these on a rank; M, the largest rank.
 Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
              than the one before it; for each rank and instant, persistent bytes + live micro-batches x (saved bytes,
-             context and what is sent) + gradients, where there are any yet, + receive buffers + Z[r] are at most M; P[s] is at
-             least each transient, g[s] each gathered share; Z[r] is at least each of its stages' P[s] + g[s] with the others' L.
+             context and what is sent) + gradients, where there are any yet, + receive buffers + Z[r] are at most M; P[s] is
+             at least each transient, g[s] each gathered share; Z[r] at least each of its stages' P[s] + g[s] with the
+             others' L.
 Objective    M, least.
 """
 
