@@ -94,8 +94,8 @@ class _State:
 
     def pop(self) -> Sketch | Attempt | None:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
-        many as are under way here, and one at least; where none is left here that matters, one comes back that it has not come
-        to."""
+        many as are under way here, and :data:`SHARED` at least; where none is left here that matters, one comes back that it
+        has not come to."""
         target_s, helper = self.best.target(), self.helper
         while self.home_s < target_s:
             if self.sketches and self.sketches[0].bound <= self.home_s:

@@ -42,6 +42,20 @@ def searched(look: Look = as_it_is, time_limit_s: float | None = None) -> Search
 
 
 @pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> list[Helper]:
+    """All that are started."""
+    found: list[Helper] = []
+    begin = Helper.__init__
+
+    def noted(self: Helper) -> None:
+        begin(self)
+        found.append(self)
+
+    monkeypatch.setattr(Helper, "__init__", noted)
+    return found
+
+
+@pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     """What helpers answer, which are asked from the beginning on."""
     answers: list[Answer] = []
@@ -163,15 +177,7 @@ def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_no_process_is_left(heard: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    helpers: list[Helper] = []
-    begin = Helper.__init__
-
-    def noted(self: Helper) -> None:
-        begin(self)
-        helpers.append(self)
-
-    monkeypatch.setattr(Helper, "__init__", noted)
+def test_no_process_is_left(heard: list[Answer], helpers: list[Helper]) -> None:
     searched()
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
 
@@ -282,16 +288,8 @@ def test_a_process_that_was_started_ahead_is_taken_or_ended() -> None:
     assert waiting._process.poll() is not None and not helping._ahead
 
 
-def test_a_job_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Helper] = []
-    begin = Helper.__init__
-
-    def noted(self: Helper) -> None:
-        begin(self)
-        started.append(self)
-
-    monkeypatch.setattr(Helper, "__init__", noted)
+def test_a_job_that_fails_leaves_no_process(helpers: list[Helper], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "usable_cores", lambda: 2)
     with pytest.raises(ModelError, match="nowhere"):
         compile_job(Job(model="nowhere.py:build", cluster="dgx-h100:8"), lambda words: None)
-    assert len(started) == 1 and started[0]._process.poll() is not None
+    assert len(helpers) == 1 and helpers[0]._process.poll() is not None
