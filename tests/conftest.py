@@ -17,9 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests, a file stays whole, and one process has the worker group and all that use it."""
+    """Where two processes share the tests, a file stays whole, and one of them has all tests of many processes: two groups of
+    eight ranks on two cores wait for each other."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("workers" if "workers" in item.fixturenames else str(item.path)))
+        if item.get_closest_marker("xdist_group") is None:
+            many = {"workers", "pool"}.intersection(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group("many processes" if many else str(item.path)))
 
 
 @pytest.fixture

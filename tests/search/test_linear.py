@@ -20,4 +20,4 @@ def test_a_time_limit_is_that_of_one_solve() -> None:
         answer = program.solve(whole=whole, time_limit_s=limit_s)
         spent.append(program._highs.getRunTime() - before)
         assert answer.optimal == (not whole)
-    assert max(spent) < 2 * limit_s
+    assert max(spent) < 3 * limit_s  # It would be four times as long, had the clock gone on.
