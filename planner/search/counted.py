@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import BEGUN, LIVE, instants, interleaved_kept, interleaved_live
+from cost_models.live import interleaved_kept, interleaved_live
 from planner.evaluate import receive_buffer_bytes
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
@@ -62,7 +62,7 @@ class _Frame:
     """What only the schedule decides. ``rank_of`` [stages]. Memory constraints, one a row: ``rank``; ``lives`` [constraints,
     virtual stages]: live micro-batches of the rank's ``stages``; ``least``: of its emptiest stage; ``alive``, ``sent``,
     ``received``: of all its stages, of those that send on, and of those that receive. ``messages`` [ranks]: receive buffers, in
-    messages. ``begun``: whether all stages have gradients then; else they count as if none had."""
+    messages. ``begun`` [constraints, virtual stages]: 1 where the stage has gradients."""
 
     rank_of: Indices
     rank: Indices
@@ -73,7 +73,7 @@ class _Frame:
     sent: Floats
     received: Floats
     messages: Floats
-    begun: bool
+    begun: Indices
 
 
 @lru_cache(maxsize=4096)
@@ -87,38 +87,34 @@ def _frame(shape_key: tuple[str, int, int, int]) -> _Frame:
         messages[rank_of[stage]] += receive_buffer_bytes(
             shape.schedule, stage, shape.stages, microbatches, int(crosses[stage]), int(crosses[stage + 1]), virtual
         )
-    ranks, vectors, (found, begun) = [], [], _lives(shape)
-    for rank, mine in enumerate(found):
-        ranks += [rank] * len(mine)
-        vectors.append(mine)
-    lives, at = np.concatenate(vectors), np.array(ranks)
+    found = _constraints(shape)
+    lives, begun = np.moveaxis(np.concatenate(found), 1, 0)
+    at = np.repeat(np.arange(pipeline), list(map(len, found)))
     # The last stage sends nothing on; it is the last of its rank, but under zbv the rank's stages are listed likewise.
     ends = np.where(at == last, lives[:, -1], 0.0)
     begins = np.where(at == 0, lives[:, 0], 0.0)
     alive = lives.sum(axis=1)
     stages = np.array([shape.owned(rank) for rank in range(pipeline)])[at]
-    return _Frame(rank_of, at, stages, lives, lives.min(axis=1), alive, alive - ends, alive - begins, messages, begun)
+    return _Frame(
+        rank_of, at, stages, lives, lives.min(axis=1), alive, alive - ends, alive - begins, messages, begun.astype(np.int64)
+    )
 
 
-def _lives(shape: Shape) -> tuple[list[Floats], bool]:
-    """Per rank, some constraints on what is alive, [constraints, virtual stages]: live vectors, of an interleaved schedule one
-    and their mean. Whether they are of instants when all stages have gradients."""
-    if not shape.schedule.startswith("interleaved"):
-        found = instants(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches)
-        late = [rank[rank[:, BEGUN].all(axis=1)] for rank in found]
-        begun = all(map(len, late))
-        return [rank[:, LIVE].astype(float) for rank in (late if begun else found)], begun
+def _constraints(shape: Shape) -> list[Floats]:
+    """Per rank, some constraints on what is there at once, [constraints, 2, virtual stages]: instants; where rounds of an
+    interleaved schedule repeat, one when all stages have gradients, and the mean of all of these."""
     virtual, total = shape.virtual, shape.virtual * shape.microbatches
     turn = shape.microbatches // max(1, shape.microbatches // shape.pipeline)
     kept = np.array(interleaved_kept(shape.schedule, shape.pipeline, virtual, shape.microbatches))[:, None]
     # From the second round on, at the latest, all stages have gradients: as soon as the first one's backward passes begin.
     first = np.minimum(virtual * turn, total - kept)
-    begun = bool((first >= (virtual - 1) * turn).all())
-    first = first if begun else np.zeros_like(first)
+    if not shape.schedule.startswith("interleaved") or (first < (virtual - 1) * turn).any():
+        return [shape.instants(rank).astype(float) for rank in range(shape.pipeline)]
     last = np.minimum(first + virtual * turn - 1, total - kept)
     released = first + ((last - first) * np.linspace(0, 1, SAMPLED)).astype(np.int64)
-    vectors = interleaved_live(kept + released, released, virtual, turn).astype(float)
-    return list(np.stack([vectors[:, 0], vectors.mean(axis=1)], axis=1)), begun
+    live = interleaved_live(kept + released, released, virtual, turn).astype(float)
+    some = np.stack([live[:, 0], live.mean(axis=1)], axis=1)
+    return list(np.stack([some, np.ones_like(some)], axis=2))
 
 
 @dataclass(frozen=True)
@@ -132,11 +128,6 @@ class Ranks:
     @cached_property
     def _frame(self) -> _Frame:
         return _frame((self.shape.schedule, self.shape.pipeline, self.shape.virtual, self.shape.microbatches))
-
-    @cached_property
-    def works(self) -> tuple[Work, ...]:
-        """Of every run, as the constraints on memory count it."""
-        return self.known if self._frame.begun else tuple(work.without_gradients for work in self.known)
 
     @cached_property
     def _edges(self) -> tuple[list[int], list[int]]:
@@ -157,12 +148,12 @@ class Ranks:
     @cached_property
     def before_s(self) -> Floats:
         """[ranks]: the least that the first micro-batch takes through the stages before a rank's first one."""
-        return _before(self.stream, self.shape, self.works, *self._edges)
+        return _before(self.stream, self.shape, self.known, *self._edges)
 
     @cached_property
     def own_s(self) -> Floats:
         """[ranks]: what a rank does whatever it has beside the forced blocks."""
-        known = sum(forced * work.least_s for forced, work in zip(self.forced, self.works, strict=True))
+        known = sum(forced * work.least_s for forced, work in zip(self.forced, self.known, strict=True))
         return np.asarray(self.shape.microbatches * self.shape.virtual * self.stream.context_s + known)
 
     @cached_property
@@ -171,12 +162,23 @@ class Ranks:
         return least_transients(self.stream, self.possible)
 
     @cached_property
+    def _late(self) -> NDArray[np.bool_]:
+        """[constraints]: whether all stages have gradients."""
+        return np.asarray(self._frame.begun.all(axis=1))
+
+    @cached_property
+    def _least_bytes(self) -> Floats:
+        """[runs, constraints]: what one block occupies all the time, at least."""
+        sizes = [(work.without_gradients.least_bytes, work.least_bytes) for work in self.known]
+        return np.array([np.where(self._late, late, early) for early, late in sizes])
+
+    @cached_property
     def room(self) -> Floats:
         """[constraints]: bytes for the blocks that are not forced."""
         stream, shape, frame = self.stream, self.shape, self._frame
-        held = sum(forced * work.least_bytes for forced, work in zip(self.forced, self.works, strict=True))
+        held = (self.forced[:, frame.rank] * self._least_bytes).sum(axis=0)
         free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * frame.messages
-        room = (free - self.transients - held)[frame.rank]
+        room = (free - self.transients)[frame.rank] - held
         beside = stream.crossing_bytes * frame.sent - stream.received_bytes * frame.received
         return np.asarray(room - stream.context_bytes * frame.alive - beside)
 
@@ -202,11 +204,11 @@ class Ranks:
         return RankCosts(tuple(tables), self.before_s, idle_s)
 
     def _others(self, run: int) -> Floats:
-        return np.asarray(self.before_s + self.own_s - self.forced[run] * self.works[run].least_s)
+        return np.asarray(self.before_s + self.own_s - self.forced[run] * self.known[run].least_s)
 
     def _spared(self, run: int) -> Floats:
         """[constraints]: bytes for the blocks of a run."""
-        return np.asarray(self.room + self.forced[run][self._frame.rank] * self.works[run].least_bytes)
+        return np.asarray(self.room + self.forced[run][self._frame.rank] * self._least_bytes[run])
 
     def _worst(self, seconds: Floats) -> Floats:
         """Of each rank's constraints, the one that costs most."""
@@ -217,21 +219,25 @@ class Ranks:
         table = np.full((shape.pipeline, stream.runs[run].count), np.inf)
         # Every stage of another rank has a block.
         counts = np.arange(1, min(table.shape[1], stream.blocks - shape.stages + shape.virtual) + 1)
-        least = counts * self.works[run].seconds(self._frame.least, self._spared(run)[:, None] / counts)
+        least = np.empty((len(self._late), len(counts)))
+        for late, work in ((True, self.known[run]), (False, self.known[run].without_gradients)):
+            mine = self._late == late
+            least[mine] = counts * work.seconds(self._frame.least[mine], self._spared(run)[mine, None] / counts)
         seconds = self._worst(least) + self._others(run)[:, None]
         table[:, : len(counts)] = np.where(self.possible[run][:, None], seconds, np.inf)
         return table
 
     def _whole(self, run: int, count: int) -> Floats:
         """[ranks]: the least seconds a step of ``count`` whole blocks."""
-        whole = self.works[run].whole(count, alone=self.shape.virtual == 1)
+        whole = self.known[run].whole(count, alone=self.shape.virtual == 1)
         transients = self.transients[self._frame.rank, None]
-        seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(self._least_lives(run, count)), transients)
+        lives, begun = self._least_lives(run, count)
+        seconds = whole.seconds(self._spared(run)[:, None] - whole.kept(lives), transients, begun)
         return np.asarray(self._worst(seconds).min(axis=1))
 
     def least_s(self, run: int, counts: Indices) -> Floats:
         """[..., ranks]: no step is shorter in which the ranks have so many blocks of a run, whatever the memory."""
-        return np.asarray(self._others(run) + counts * self.works[run].least_s)
+        return np.asarray(self._others(run) + counts * self.known[run].least_s)
 
     def laid_s(self, run: int, rank: int, ways: Indices) -> Floats:
         """[ways]: no step is shorter in which a rank's stages have ``ways`` [ways, virtual stages] blocks of a run; infinite
@@ -240,27 +246,31 @@ class Ranks:
         rows, seconds = np.flatnonzero(frame.rank == rank), np.full(len(ways), np.inf)
         spared, transients = self._spared(run)[rows], self.transients[rank : rank + 1, None]
         for count in np.unique(counts):
-            whole, mine = self.works[run].whole(int(count), alone=self.shape.virtual == 1), np.flatnonzero(counts == count)
+            whole, mine = self.known[run].whole(int(count), alone=self.shape.virtual == 1), np.flatnonzero(counts == count)
             worst = np.zeros((len(mine), len(whole.work_s)))
-            for lives, free in zip(frame.lives[rows], spared, strict=True):
+            for lives, begun, free in zip(frame.lives[rows], frame.begun[rows], spared, strict=True):
                 order = np.argsort(lives, kind="stable")
                 blocks = np.repeat(np.tile(lives[order], len(mine)), ways[mine][:, order].ravel()).reshape(len(mine), count)
-                worst = np.maximum(worst, whole.seconds(free - whole.kept(blocks), transients))
+                worst = np.maximum(worst, whole.seconds(free - whole.kept(blocks), transients, ways[mine] @ begun))
             seconds[mine] = worst.min(axis=1)
         return np.asarray(seconds + self._others(run)[rank])
 
-    def _least_lives(self, run: int, count: int) -> Floats:
+    def _least_lives(self, run: int, count: int) -> tuple[Floats, Indices]:
         """[constraints, blocks]: live micro-batches of the stages that so many blocks of a run lie on, growing, at least: one
-        block is on every stage that can have no other run's, all others are on the emptiest stage."""
+        block is on every stage that can have no other run's, all others are on the emptiest stage. [constraints]: how many of
+        the blocks have gradients, at least."""
         frame, stages = self._frame, np.arange(self.shape.stages)
         can = np.array([(first <= stages) & (stages <= last) for first, last in zip(*self._edges, strict=True)])
         must = can[run] & (can.sum(axis=0) == 1)
         on = np.where(must[frame.stages], frame.lives, np.inf)
         free = np.where(can[run][frame.stages], frame.lives, np.inf).min(axis=1)
-        others = np.arange(count) < count - np.isfinite(on).sum(axis=1)[:, None]
+        certain = np.isfinite(on).sum(axis=1)
+        others = np.arange(count) < count - certain[:, None]
         slots = np.sort(np.concatenate([on, np.where(others, free[:, None], np.inf)], axis=1), axis=1)[:, :count]
         # A rank that cannot have the run is left out by who asks.
-        return np.where(np.isfinite(slots), slots, 0.0)
+        some = np.where(can[run][frame.stages], frame.begun, 1).min(axis=1) * np.maximum(count - certain, 0)
+        begun = np.minimum((must[frame.stages] * frame.begun).sum(axis=1) + some, count)
+        return np.where(np.isfinite(slots), slots, 0.0), begun
 
 
 def _before(

@@ -16,7 +16,8 @@ from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
 
 @dataclass(frozen=True)
 class Work:
-    """What blocks of one run take at least, of a stream and a number of micro-batches. ``gradients``: whether they have any."""
+    """What blocks of one run take at least, of a stream and a number of micro-batches. ``gradients``: whether parts of blocks
+    have any."""
 
     stream: Stream
     run: int
@@ -26,7 +27,7 @@ class Work:
 
     @cached_property
     def without_gradients(self) -> Work:
-        """While no backward pass of the blocks has begun."""
+        """Parts of blocks whose backward passes have not begun."""
         return replace(self, gradients=False, known={})
 
     @cached_property
@@ -88,7 +89,7 @@ class Work:
         work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
         peak = np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
-        held = shared @ self._held + count * self._persistent
+        held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
         # Only where all blocks share one stage does the largest gathered share meet the largest peak; no blocks gather nothing.
         together = alone or not count
         gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if together else traffic.peaks.min()
@@ -98,7 +99,8 @@ class Work:
         saved = compute.sums[:, AT_TIMES]
         order = np.argsort(-saved, kind="stable")
         upto = np.cumsum(ways[:, order], axis=1)
-        return Whole(saved[order], upto, peak, work, Falling.of(held, seconds), Falling.of(held + gathered, seconds))
+        gradients = _first_least(shared, traffic.sums[:, AT_TIMES])
+        return Whole(saved[order], upto, peak, work, held, gradients, held + gathered, seconds)
 
     def seconds(self, lives: Floats, sizes: Floats) -> Floats:
         """[lives, sizes]: the least seconds a step of one block of ``sizes`` bytes while ``lives`` micro-batches of it live.
@@ -142,21 +144,38 @@ class Falling:
 
 @dataclass(frozen=True)
 class Whole:
-    """Mixtures of whole blocks: of recomputation and of ZeRO stages (seconds of a step by the bytes ``held``, and by those
-    with what is ``gathered``). ``saved`` [choices]: bytes of a micro-batch in a block, falling; ``upto`` [mixtures, choices]:
-    blocks of each choice and those before it; ``peak`` [mixtures]: the largest; ``work_s`` [mixtures]: a step."""
+    """Mixtures of whole blocks. Of recomputation: ``saved`` [choices], bytes of a micro-batch in a block, falling; ``upto``
+    [mixtures, choices], blocks of each choice and those before it; ``peak`` [mixtures], the largest; ``work_s`` [mixtures], a
+    step. Of ZeRO stages: ``held`` [shares], bytes without gradients; ``gradients`` [shares, blocks + 1], of so many blocks at
+    least; ``gathered`` [shares], ``held`` and what is gathered; ``shared_s`` [shares], a step."""
 
     saved: Floats
     upto: NDArray[np.int64]
     peak: Floats
     work_s: Floats
-    held: Falling
-    gathered: Falling
+    held: Floats
+    gradients: Floats
+    gathered: Floats
+    shared_s: Floats
+    known: dict[int, tuple[Falling, Falling]] = field(default_factory=dict, compare=False)
 
-    def seconds(self, spare: Floats, transients: Floats) -> Floats:
-        """[constraints, mixtures]: a step, where so many bytes are left beside what is kept and the least ``transients``: the
-        blocks' own peak and gathered share may be larger than those."""
-        return self.work_s + np.maximum(self.held.seconds(spare), self.gathered.seconds(spare + transients - self.peak))
+    def _falling(self, begun: int) -> tuple[Falling, Falling]:
+        """Seconds of the shares by bytes, without and with what is gathered, where so many blocks have gradients."""
+        if begun not in self.known:
+            more = self.gradients[:, begun]
+            self.known[begun] = Falling.of(self.held + more, self.shared_s), Falling.of(self.gathered + more, self.shared_s)
+        return self.known[begun]
+
+    def seconds(self, spare: Floats, transients: Floats, begun: Indices) -> Floats:
+        """[constraints, mixtures]: a step, where so many bytes are left beside what is kept and the least ``transients`` (the
+        blocks' own peak and gathered share may be larger than those), and ``begun`` [constraints] blocks have gradients."""
+        result = np.empty(spare.shape)
+        for count in np.unique(begun).tolist():
+            mine = begun == count
+            held, gathered = self._falling(count)
+            own = (np.broadcast_to(transients, (len(spare), 1))[mine]) - self.peak
+            result[mine] = np.maximum(held.seconds(spare[mine]), gathered.seconds(spare[mine] + own))
+        return self.work_s + result
 
     def kept(self, lives: Floats) -> Floats:
         """[constraints, mixtures]: bytes that are kept where blocks lie on stages with so many live micro-batches, ``lives``
@@ -174,6 +193,15 @@ def _mixtures(count: int, kinds: int) -> NDArray[np.int64]:
         rest = _mixtures(count - first, kinds - 1)
         parts.append(np.column_stack([np.full(len(rest), first, dtype=np.int64), rest]))
     return np.concatenate(parts)
+
+
+def _first_least(shared: NDArray[np.int64], sizes: Floats) -> Floats:
+    """[shares, blocks + 1]: the sizes of the first so many of a share's blocks, the smallest first."""
+    order = np.argsort(sizes, kind="stable")
+    upto = np.cumsum(shared[:, order], axis=1)
+    blocks = np.arange(int(upto[0, -1]) + 1)
+    taken = np.minimum(upto[:, None, :], blocks[None, :, None])
+    return np.asarray(np.diff(taken, axis=2, prepend=0) @ sizes[order])
 
 
 def _hull(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
