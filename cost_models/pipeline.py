@@ -102,12 +102,13 @@ def _duration(times: StageTimes, kind: str) -> float:
 @dataclass(frozen=True)
 class _Graph:
     """The actions, wave by wave: each waits for actions of earlier waves only. ``bounds``: the positions of each wave; of every
-    action, [actions]: ``cost``, an index into the flat durations (4 x stage + kind); ``before``, the action before it on its
-    rank, and ``source``, the one that makes its input (:data:`NOTHING` where absent); ``cut``, over which that is sent (0:
-    none, or both stages share a rank). ``positions``: of every rank, its actions in order."""
+    action, [actions]: ``cost``, an index into the flat durations (4 x stage + kind); ``microbatch``; ``before``, the action
+    before it on its rank, and ``source``, the one that makes its input (:data:`NOTHING` where absent); ``cut``, over which that
+    is sent (0: none, or both stages share a rank). ``positions``: of every rank, its actions in order."""
 
     bounds: tuple[slice, ...]
     cost: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
     before: NDArray[np.int64]
     source: NDArray[np.int64]
     cut: NDArray[np.int64]
@@ -126,12 +127,14 @@ class _Graph:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What waits for what in a schedule, inputs before their use. Of every action: ``stage``; ``kind``, an index into FIWB. Of
-    every edge, in the order of its ``target``: ``source``, the action it waits for, negative where it is the first of its rank
-    and needs nothing; ``cut``, over which the source's result is sent (0: none). ``last``: of every rank, its last action."""
+    """What waits for what in a schedule, inputs before their use. Of every action: ``stage``; ``kind``, an index into FIWB;
+    ``microbatch``. Of every edge, in the order of its ``target``: ``source``, the action it waits for, negative where it is the
+    first of its rank and needs nothing; ``cut``, over which the source's result is sent (0: none). ``last``: of every rank, its
+    last action."""
 
     stage: NDArray[np.int64]
     kind: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
     target: NDArray[np.int64]
     source: NDArray[np.int64]
     cut: NDArray[np.int64]
@@ -146,7 +149,7 @@ def dependencies(name: str, pipeline: int, virtual: int, microbatches: int) -> D
     target = np.repeat(np.arange(len(graph.cost)), there.sum(axis=1))
     source = np.stack([graph.before, graph.source], axis=1)[there]
     cut = np.stack([np.zeros_like(graph.cut), graph.cut], axis=1)[there]
-    return Dependencies(graph.cost // 4, graph.cost % 4, target, source, cut, graph.last)
+    return Dependencies(graph.cost // 4, graph.cost % 4, graph.microbatch, target, source, cut, graph.last)
 
 
 @lru_cache(maxsize=64)
@@ -171,7 +174,7 @@ def _graph(name: str, pipeline: int, virtual: int, microbatches: int) -> _Graph:
     waves = np.cumsum(np.bincount(depth)[1:]).tolist()
     return _Graph(
         tuple(slice(first, last) for first, last in zip([0, *waves], waves, strict=False)),
-        (4 * stage + kind)[order], place[before[order]], place[source[order]], cut[order],
+        (4 * stage + kind)[order], micro[order], place[before[order]], place[source[order]], cut[order],
         tuple(place[first:last] for first, last in zip(starts, ends, strict=True)),
     )
 

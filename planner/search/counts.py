@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,7 +32,7 @@ from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
 from planner.search.linear import Floats, Indices, Outcome, Program
-from planner.search.mixtures import best_mixture, mixing_seconds
+from planner.search.mixtures import best_mixture, grains, mixing_seconds
 from planner.search.paths import Pool, start_paths
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
@@ -44,11 +44,9 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 UNTIL_MIXED = 3
 """After so many solutions with real variables the best mixture of paths is asked for."""
-ROUNDS, APART = 2, 0.1
-"""So many mixtures are sought near known solutions before all paths are mixed; one is as good as that of all paths where its
-solution, simulated, is longer by less than this part of what is left to the target."""
-NEAR_PART = 0.4
-"""What a mixture near known solutions takes of the time for all paths, about."""
+APART = 0.1
+"""A mixture of few paths is as good as that of all where its solution, simulated, is longer by less than this part of what is
+left to the target."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -86,7 +84,7 @@ class Share:
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``values``: the last solution, ``simulated_s``: its T + R when simulated;
     ``core_s``: that of the best mixture of solutions since :meth:`forget`, ``inner``: the solution of the last mixture of paths
-    since then; ``mixed_s``: T + R under that; ``_middle``: times of the stages that mixtures are sought near."""
+    since then; ``mixed_s``: T + R under that."""
 
     ranks: Ranks
     pool: Pool
@@ -105,7 +103,6 @@ class Counts:
     mixed_s: float = 0.0
     inner: Floats | None = None
     _guided: bool = False
-    _middle: Floats | None = None
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -226,37 +223,29 @@ class Counts:
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
     def mix(self, effort: Effort) -> bool:
-        """Add the best mixture of paths, where there is time to find it; whether there was. Where a good solution is known,
-        the best mixture of paths that are long near it or near the last one found, if that tells as much."""
-        near = [] if self._middle is None else [self._middle]
-        for _ in range(ROUNDS if near else 0):
-            if not self._mixed(effort, near):
+        """Add the best mixture of paths, where there is time to find it; whether there was. First of paths that change at
+        few micro-batches, of more where those may tell more."""
+        mixed = False
+        for grain in grains(self.shape):
+            if (mixed and self._settled(effort.target_s)) or not self._mixed(effort, grain):
                 break
-            if self._settled(effort.target_s):
-                return True
-            assert self._core is not None
-            near.append(self._core[0])
-        return self._mixed(effort, ())
+            mixed = True
+        return mixed
 
     def _settled(self, target_s: float) -> bool:
-        """Whether other paths can tell little more of the target than the last mixture. What follows is likely to be near its
-        solution, if that is left."""
+        """Whether other paths can tell little more of the target than the last mixture."""
         if self.mixed_s >= target_s:
             return True
-        if self.core_s < target_s and self.core_s - self.mixed_s < APART * (target_s - self.mixed_s):
-            assert self._core is not None
-            self._middle = self._core[0]
-            return True
-        return False
+        return self.core_s < target_s and self.core_s - self.mixed_s < APART * (target_s - self.mixed_s)
 
-    def _mixed(self, effort: Effort, near: Sequence[Floats]) -> bool:
-        """Add the best mixture of all paths, or of those that are long ``near`` some times [stages, 3]; whether it is there."""
+    def _mixed(self, effort: Effort, grain: int) -> bool:
+        """Add the best mixture of paths that change between ranks at so many micro-batches of a turn; whether it is there."""
         left = effort.deadline - time.perf_counter()
-        if mixing_seconds(self.shape) * (NEAR_PART if near else 1.0) > left:
+        if mixing_seconds(self.shape, grain) > left:
             return False
         program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
         rows = [row for row in program.rows if row.lasting]
-        found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left, near)
+        found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left, grain)
         if found is None:
             return False
         paths.append(found.path)
@@ -264,8 +253,6 @@ class Counts:
         times, tail_s = self.layout.times(found.values), float(found.values[TAIL])
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
         self._simulate(times, tail_s, self._sends)
-        if self._middle is None or (not near and self.core_s < effort.target_s):
-            self._middle = times
         return True
 
     def forget(self) -> None:

@@ -5,8 +5,9 @@ Paths that are added one by one raise a bound slowly where many are nearly as lo
 the end of every action states all of them; its optimal dual sends one unit from the first actions to the last ones, and a unit
 of flow is a mixture of paths, as valid as they are for all times. It is one row for the small program.
 
-Most actions wait for what has long been done. Where a good solution is known, what it waits for nearly is enough to bound the
-solutions near it, with a third of the rows (:func:`best_mixture`, ``near``): fewer paths are fewer constraints, as valid.
+Ranks work through the micro-batches of a turn in step, and paths that change from rank to rank at the first and the last ones
+of a turn say nearly as much as all do. Actions in between wait for the one before them alone: they need no column, which makes
+the program several times smaller. Fewer paths are fewer constraints, as valid.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import CriticalPath, Dependencies, dependencies
-from planner.search.linear import Floats, Row
+from planner.search.linear import Floats, Indices, Row
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Shape
 from planner.solver import highs_module
 
-MOST_ACTIONS = 10_000
-"""Schedules with more actions are not mixed: it would take too long."""
-SECONDS, OF_ACTIONS, GROWTH = 0.05, 512, 1.5
+MOST_ACTIONS, MOST_TOLD = 50_000, 10_000
+"""Schedules with more actions are not mixed, nor with more of them told apart: it would take too long."""
+SECONDS, OF_ACTIONS, GROWTH = 0.08, 512, 1.5
 """What so many actions take on a core of today, about, and how it grows: whether to begin is all that it decides."""
+GRAINS = (2, 4)
+"""So many micro-batches of a turn are told apart, before all are."""
 GRAIN = 1e-4
 """Times are counted in a mixture by multiples of this."""
-TIGHT = 0.006
-"""Paths count as near a solution that are shorter than its longest one by less than this part."""
+END, BEGINNING = -1, -1
 
 
 @dataclass(frozen=True)
@@ -44,94 +46,145 @@ class Mixture:
     values: Floats
 
 
-_dependencies = lru_cache(maxsize=64)(dependencies)
+@dataclass(frozen=True)
+class _Network:
+    """The actions of a schedule as rows: an action that waits for several ends its own time after each of them has (``count``
+    such), one that waits for a single one ends so long after that. A row for every wait of the former, then of each rank's last
+    action, behind which T is: ``goal`` ends (:data:`END`: T), ``source`` has ended before (:data:`BEGINNING`), ``sent``
+    transfers lie between; ``edge``: which of the schedule's it is (behind them, the ranks). Between both lie, by ``row``,
+    ``number`` actions of a ``stage`` and a ``kind``, the goal's own among them. ``kept`` [edges]: waits that count."""
+
+    known: Dependencies
+    kept: NDArray[np.bool_]
+    count: int
+    goal: Indices
+    source: Indices
+    sent: Floats
+    edge: Indices
+    row: Indices
+    stage: Indices
+    kind: Indices
+    number: Floats
 
 
-def mixing_seconds(shape: Shape) -> float:
+def _turn(shape: Shape) -> int:
+    """Micro-batches after which a rank turns to another of its stages, or ranks are in step again."""
+    return shape.microbatches // max(1, shape.microbatches // shape.pipeline)
+
+
+def grains(shape: Shape) -> list[int]:
+    """How many micro-batches of a turn are told apart, ever more; all of them last."""
+    return [*(grain for grain in GRAINS if grain < _turn(shape)), _turn(shape)]
+
+
+def mixing_seconds(shape: Shape, grain: int) -> float:
     """About what the method takes; infinite for schedules that are too long, and where the solver is missing."""
     actions = (3 if shape.splits_backward else 2) * shape.stages * shape.microbatches
-    return SECONDS * (actions / OF_ACTIONS) ** GROWTH if actions <= MOST_ACTIONS and highs_module() is not None else math.inf
+    told = actions * grain / _turn(shape)
+    if actions > MOST_ACTIONS or told > MOST_TOLD or highs_module() is None:
+        return math.inf
+    return SECONDS * math.pow(told / OF_ACTIONS, GROWTH)
 
 
 def best_mixture(
-    layout: Layout, rows: Sequence[Row], cost: Floats, low: Floats, high: Floats, time_limit_s: float,
-    near: Sequence[Floats] = (),
+    layout: Layout, rows: Sequence[Row], cost: Floats, low: Floats, high: Floats, time_limit_s: float, grain: int,
 ) -> Mixture | None:
-    """The mixture that raises the optimum of these rows most; None where the method does not arrive in time. ``near``: times
-    [stages, 3]; where there are any, the best mixture of paths that are nearly the longest under one of them."""
+    """The mixture that raises the optimum of these rows most, of paths that change from rank to rank at ``grain`` micro-batches
+    of every turn; None where the method does not arrive in time."""
     shape = layout.shape
-    known = _dependencies(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches)
-    edges = len(known.target) + len(known.last)
-    tight = [_tight(known, times, layout.stream.send_s) for times in near]
-    kept = np.any(tight, axis=0) if tight else np.ones(edges, dtype=bool)
-    answer = _solved(_Extended(layout, known, len(cost), kept), rows, cost, low, high, time_limit_s)
+    network = _network(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, grain, _turn(shape))
+    answer = _solved(_Extended(layout, network, len(cost)), rows, cost, low, high, time_limit_s)
     if answer is None:
         return None
-    duals = np.zeros(edges)
-    duals[kept] = np.maximum(answer[1], 0.0)
-    return Mixture(_path(layout, known, duals), answer[0])
+    duals = np.zeros(len(network.kept) + shape.pipeline)
+    duals[network.edge] = np.maximum(answer[1], 0.0)
+    return Mixture(_path(layout, network, duals), answer[0])
 
 
-def _tight(known: Dependencies, times: Floats, send_s: float) -> NDArray[np.bool_]:
-    """[edges, then ranks]: whether a path over an edge, or to a rank's last action, is nearly as long as the longest."""
-    by_kind = np.column_stack([times, times[:, 1] + times[:, 2]])
-    lasting = by_kind[known.stage, known.kind]
-    waits = np.where(known.cut > 0, send_s, 0.0)
-    edges = list(zip(known.target.tolist(), known.source.tolist(), waits.tolist(), strict=True))
-    # Behind the actions, a place for what negative sources mean: the beginning of the step.
-    ends, rest, own = [0.0] * (len(lasting) + 1), [-math.inf] * (len(lasting) + 1), lasting.tolist()
-    for target, source, wait in edges:
-        ends[target] = max(ends[target], ends[source] + wait + own[target])
-    for last in known.last.tolist():
-        rest[last] = 0.0
-    for target, source, wait in reversed(edges):
-        rest[source] = max(rest[source], rest[target] + own[target] + wait)
-    ended = np.array(ends)
-    through = ended[known.source] + waits + lasting[known.target] + np.array(rest)[known.target]
-    return np.asarray(np.append(through, ended[known.last]) > (1 - TIGHT) * ended[known.last].max())
+@lru_cache(maxsize=64)
+def _network(name: str, pipeline: int, virtual: int, microbatches: int, grain: int, turn: int) -> _Network:
+    known = dependencies(name, pipeline, virtual, microbatches)
+    kept = _kept(known, grain, turn)
+    count, tables = 0, _Tables([], [], [], [], [])
+    begin = (BEGINNING, dict[tuple[int, int], int](), 0)
+    # Of every action: the last one before it that has a column, actions since then, itself among them, and transfers.
+    since: list[tuple[int, dict[tuple[int, int], int], int]] = []
+    edges, at = list(zip(known.source.tolist(), known.cut.tolist(), kept.tolist(), strict=True)), 0
+    ends = np.searchsorted(known.target, np.arange(1, len(known.stage) + 1)).tolist()
+    for own, end in zip(zip(known.stage.tolist(), known.kind.tolist(), strict=True), ends, strict=True):
+        waits = []
+        for edge in range(at, end):
+            source, cut, there = edges[edge]
+            if there:
+                column, between, sent = since[source] if source >= 0 else begin
+                waits.append((edge, column, {**between, own: between.get(own, 0) + 1}, sent + (cut > 0)))
+        if len(waits) == 1:
+            since.append(waits[0][1:])
+        else:
+            since.append((count, {}, 0))
+            for wait in waits:
+                tables.add(count, *wait)
+            count += 1
+        at = end
+    for rank, last in enumerate(known.last.tolist()):
+        tables.add(END, len(edges) + rank, *since[last])
+    return _Network(known, kept, count, *tables.arrays())
+
+
+def _kept(known: Dependencies, grain: int, turn: int) -> NDArray[np.bool_]:
+    """[edges]: every action waits for the one before it on its rank, and those of some micro-batches also for their input."""
+    told = np.unique(np.linspace(0, turn - 1, grain).astype(np.int64))
+    first = np.append(True, known.target[1:] != known.target[:-1])
+    return np.asarray(first | np.isin(known.microbatch % turn, told)[known.target])
+
+
+@dataclass
+class _Tables:
+    """A network's rows in the making."""
+
+    goal: list[int]
+    source: list[int]
+    sent: list[int]
+    edge: list[int]
+    between: list[dict[tuple[int, int], int]]
+
+    def add(self, goal: int, edge: int, source: int, between: dict[tuple[int, int], int], sent: int) -> None:
+        for part, value in ((self.goal, goal), (self.edge, edge), (self.source, source), (self.sent, sent)):
+            part.append(value)
+        self.between.append(between)
+
+    def arrays(self) -> tuple[Indices, Indices, Floats, Indices, Indices, Indices, Indices, Floats]:
+        """As the network has them."""
+        row = np.repeat(np.arange(len(self.goal)), list(map(len, self.between)))
+        pairs = np.array([pair for each in self.between for pair in each])
+        number = np.array([count for each in self.between for count in each.values()], dtype=float)
+        goal, source, edge = (np.array(part, dtype=np.int64) for part in (self.goal, self.source, self.edge))
+        return goal, source, np.array(self.sent, dtype=float), edge, row, pairs[:, 0], pairs[:, 1], number
 
 
 class _Extended:
-    """The rows of the actions: an action ends its own time after what it waits for has, T is no less than any end.
+    """The rows of a network. Columns: those of the small program, then the ends of actions that wait for several."""
 
-    Columns: those of the small program, then the end of every action. Rows: [edges] by action: of the action before it on its
-    rank, of the one that makes its input (with the transfer), of the beginning where it has neither; then one of each rank's
-    last. ``kept``: those of the rows that there are."""
-
-    def __init__(self, layout: Layout, known: Dependencies, size: int, kept: NDArray[np.bool_]) -> None:
-        self.layout = layout
-        times = [self._times(kind) for kind in range(4)]
-        self.low = np.where(known.cut > 0, layout.stream.send_s, 0.0)
-        rows, columns, values = [], [], []
-        edges = np.arange(len(known.target))
-        for at, sign in ((size + known.target, 1.0), (size + known.source, -1.0)):
-            there = at >= size
-            rows.append(edges[there])
-            columns.append(at[there])
-            values.append(np.full(int(there.sum()), sign))
-        for kind, passes in enumerate(times):
-            mine = edges[known.kind[known.target] == kind]
-            stage = known.stage[known.target[mine]]
+    def __init__(self, layout: Layout, network: _Network, size: int) -> None:
+        self.size, self.count = size, network.count
+        self.low = network.sent * layout.stream.send_s
+        every = np.arange(len(network.goal))
+        later = np.flatnonzero(network.source != BEGINNING)
+        rows = [every, later]
+        columns = [np.where(network.goal == END, LENGTH, size + network.goal), size + network.source[later]]
+        values = [np.ones(len(every)), np.full(len(later), -1.0)]
+        for kind, passes in enumerate(_passes(layout)):
+            mine = np.flatnonzero(network.kind == kind)
             for k in passes:
-                rows.append(mine)
-                columns.append(layout.time_at(0, 0) + stage * layout.passes + k)
-                values.append(np.full(len(mine), -1.0))
-        last = len(edges) + np.arange(len(known.last))
-        rows += [last, last]
-        columns += [np.full(len(last), LENGTH), size + known.last]
-        values += [np.ones(len(last)), np.full(len(last), -1.0)]
-        self.low = np.append(self.low, np.zeros(len(last)))[kept]
-        self.count, self.size = len(known.stage), size
-        all_rows = np.concatenate(rows)
-        there = kept[all_rows]
-        self.rows = (np.cumsum(kept) - 1)[all_rows[there]]
-        self.columns, self.values = np.concatenate(columns)[there], np.concatenate(values)[there]
+                rows.append(network.row[mine])
+                columns.append(layout.time_at(0, 0) + network.stage[mine] * layout.passes + k)
+                values.append(-network.number[mine])
+        self.rows, self.columns, self.values = np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
-    def _times(self, kind: int) -> tuple[int, ...]:
-        """Passes that an action of a kind (F, I, W, B) takes the time of."""
-        if self.layout.passes == 3:
-            return ((0,), (1,), (2,), (1, 2))[kind]
-        return ((0,), (1,), (), (1,))[kind]
+
+def _passes(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Passes that an action of each kind (F, I, W, B) takes the time of."""
+    return ((0,), (1,), (2,), (1, 2)) if layout.passes == 3 else ((0,), (1,), (), (1,))
 
 
 def _solved(
@@ -170,33 +223,31 @@ def _solved(
     return np.array(solution.col_value)[: extended.size], np.array(solution.row_dual)[first:]
 
 
-def _path(layout: Layout, known: Dependencies, duals: Floats) -> CriticalPath:
+def _path(layout: Layout, network: _Network, duals: Floats) -> CriticalPath:
     """The mixture of paths nearest to the duals: flows that are kept at every action, from the last ones back, each shared
     among what it waits for as the duals say. (The duals themselves are not exactly a flow.)"""
-    edges = len(known.target)
+    known, edges = network.known, len(network.kept)
     flow = np.zeros(len(known.stage))
     ends = duals[edges:]
     flow[known.last] += ends / ends.sum() if ends.sum() > 0 else 1.0 / len(ends)
     into = np.zeros(edges)
     counts = np.zeros((layout.shape.stages, 3))
-    transfers = np.zeros(layout.shape.stages)
     starts = np.searchsorted(known.target, np.arange(len(flow) + 1))
     for action in range(len(flow) - 1, -1, -1):
         if not flow[action]:
             continue
         mine = slice(starts[action], starts[action + 1])
-        shares = duals[mine]
-        total = float(shares.sum())
-        into[mine] = flow[action] * (shares / total if total > 0 else 1.0 / (mine.stop - mine.start))
+        shares = duals[mine] if duals[mine].sum() > 0 else network.kept[mine].astype(float)
+        into[mine] = flow[action] * (shares / shares.sum())
         for edge in range(mine.start, mine.stop):
             if known.source[edge] >= 0:
                 flow[known.source[edge]] += into[edge]
-            transfers[known.cut[edge]] += into[edge]
+    transfers = np.bincount(known.cut, into, layout.shape.stages)
+    transfers[0] = 0.0  # What is not sent.
     for kind, passes in enumerate(((0,), (1,), (2,), (1, 2))):
         mine = known.kind == kind
         for k in passes:
             counts[:, k] += np.bincount(known.stage[mine], flow[mine], layout.shape.stages)
-    transfers[0] = 0.0  # What is not sent.
     # Less is as valid; parts that hardly count would make the row hard to solve with.
     forward, inputs, weights, sent = (
         tuple((np.floor(part / GRAIN) * GRAIN).tolist()) for part in (*counts.T, transfers)

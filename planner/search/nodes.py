@@ -22,7 +22,7 @@ from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
 from planner.search.greedy import Shares, even_cuts, rounded_cuts
-from planner.search.mixtures import mixing_seconds
+from planner.search.mixtures import grains, mixing_seconds
 from planner.search.paths import Pool
 from planner.search.patterns import Patterns
 from planner.search.polish import Polish
@@ -162,7 +162,7 @@ class Attempt:
         chains = sorted(bundle.chains, key=lambda chain: sum(chain.block_works))
         tasks = tuple(Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
         ranks = Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
-        mixing_s = mixing_seconds(ranks.shape)
+        mixing_s = mixing_seconds(ranks.shape, grains(ranks.shape)[0])
         first_s = FIRST_SLICE_S + (mixing_s if mixing_s < SOON_S else 0.0)
         return Attempt(tasks, Counts(ranks, scope.pool, bound=ranks.costs.bound), bound, first_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from cost_models.pipeline import CriticalPath, StageTimes, dependencies, longest_paths, simulate
 from planner.search.counted import Ranks
 from planner.search.counts import AGREEMENT, Counts, Effort
-from planner.search.mixtures import MOST_ACTIONS, best_mixture, mixing_seconds
+from planner.search.mixtures import MOST_ACTIONS, _network, best_mixture, grains, mixing_seconds
 from planner.search.rows import LENGTH, TAIL
 from planner.search.shape import Shape
 from planner.search.works import works
@@ -56,7 +57,7 @@ def test_one_mixture_says_what_paths_added_one_by_one_say(key: tuple, seed: int)
     shape = Shape(*key, streams.CAPACITY)
     mixed, cut = program(seed, shape), program(seed, shape)
     mixed.restrict(math.inf)
-    mixed.mix(effort())
+    assert mixed._mixed(effort(), grains(shape)[-1])
     (answer, _), (far, agreed) = mixed.look(effort()), (None, False)
     while not agreed:
         far, agreed = cut.look(effort())
@@ -66,23 +67,32 @@ def test_one_mixture_says_what_paths_added_one_by_one_say(key: tuple, seed: int)
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("key", SHAPES, ids=IDS)
-def test_paths_near_a_solution_are_paths(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
-    """No step is shorter than a mixture of them, and all paths together say no less; near the solution itself, as much."""
+def test_paths_that_change_at_few_micro_batches_are_paths(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
+    """No step is shorter than a mixture of them, more micro-batches say more, and all of them what all paths say."""
     shape = Shape(*key, streams.CAPACITY)
     counts = program(seed, shape)
     counts.restrict(math.inf)
-    counts.mix(effort())
-    every_s, times = counts.mixed_s, counts.layout.times(counts.inner)  # type: ignore[arg-type]
     model = counts._model()
     rows = [row for row in model.rows if row.lasting]
     generator = np.random.default_rng(seed)
-    elsewhere = times * generator.uniform(0.5, 1.5, times.shape)
-    for near, rel in (([times], 3 * AGREEMENT), ([elsewhere], math.inf), ([elsewhere, times], 3 * AGREEMENT)):
-        found = best_mixture(counts.layout, rows, model.cost, model.low, model.high, 60.0, near)
+    said = []
+    for grain in grains(shape):
+        found = best_mixture(counts.layout, rows, model.cost, model.low, model.high, 60.0, grain)
         assert found is not None
-        said_s = float(found.values[[LENGTH, TAIL]].sum())
-        assert every_s * (1 - rel) <= said_s <= every_s * (1 + AGREEMENT)
+        said.append(float(found.values[[LENGTH, TAIL]].sum()))
         check_path(found.path, key, generator, 20)
+    far, agreed = None, False
+    while not agreed:
+        far, agreed = counts.look(effort())
+    assert far is not None
+    assert all(more >= fewer * (1 - AGREEMENT) for fewer, more in pairwise(said))
+    assert said[-1] == pytest.approx(far.bound, rel=3 * AGREEMENT)
+
+
+def test_few_micro_batches_make_a_program_smaller() -> None:
+    """Two of 24 are told apart: a row for each of them at most, where all take two."""
+    few, every = (_network("interleaved-1f1b", 6, 2, 24, grain, 24) for grain in (2, 24))
+    assert every.count > 500 and few.count < every.count / 8 and len(few.goal) < len(every.goal) / 4
 
 
 def test_dependencies_say_what_a_simulation_does() -> None:
@@ -100,5 +110,5 @@ def test_dependencies_say_what_a_simulation_does() -> None:
 
 def test_long_schedules_are_left_to_paths() -> None:
     stages = 16
-    assert math.isinf(mixing_seconds(Shape("1f1b", stages, 1, MOST_ACTIONS // stages, 1.0)))
-    assert mixing_seconds(Shape("1f1b", stages, 1, 32, 1.0)) < 1
+    assert math.isinf(mixing_seconds(Shape("1f1b", stages, 1, MOST_ACTIONS // stages, 1.0), 2))
+    assert mixing_seconds(Shape("1f1b", stages, 1, 32, 1.0), stages) < 1
