@@ -44,9 +44,6 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 UNTIL_MIXED = 3
 """After so many solutions with real variables the best mixture of paths is asked for."""
-APART = 0.1
-"""A mixture of few paths is as good as that of all where its solution, simulated, is longer by less than this part of what is
-left to the target."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -233,10 +230,8 @@ class Counts:
         return mixed
 
     def _settled(self, target_s: float) -> bool:
-        """Whether other paths can tell little more of the target than the last mixture."""
-        if self.mixed_s >= target_s:
-            return True
-        return self.core_s < target_s and self.core_s - self.mixed_s < APART * (target_s - self.mixed_s)
+        """Whether the last mixture passes the target, or none can: a solution is quicker under all paths."""
+        return self.mixed_s >= target_s or self.core_s < target_s
 
     def _mixed(self, effort: Effort, grain: int) -> bool:
         """Add the best mixture of paths that change between ranks at so many micro-batches of a turn; whether it is there."""
