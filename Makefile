@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Two processes share the tests (tests/conftest.py says how).
-PARALLEL := --numprocesses 2 --dist loadgroup
+# Two processes share the tests.
+PARALLEL := --numprocesses 2
 
 .PHONY: setup demo test test-fast check lint types imports clean
 

@@ -15,16 +15,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden programs")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests, a file stays whole, and one of them has all tests of many processes: two groups of
-    eight ranks on two cores wait for each other."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            many = {"workers", "pool"}.intersection(getattr(item, "fixturenames", ()))
-            item.add_marker(pytest.mark.xdist_group("many processes" if many else str(item.path)))
-
-
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden programs are to be rewritten."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("many processes")
 EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": [2, 0, 1, 3, 2, 2]}
 
 
