@@ -15,10 +15,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import Kind, legal, zbv_steps
+from cost_models.schedules import Kind, legal, turn_length, zbv_steps
 
 Counts = NDArray[np.int64]
 LIVE, BEGUN = 0, 1
+"""What an instant says of every stage: :func:`instants`, second axis."""
 V_TURNS = 4
 """After so many micro-batches a rank, live vectors of zbv repeat."""
 
@@ -47,7 +48,7 @@ def most_alive(name: str, pipeline: int, virtual: int, microbatches: int) -> tup
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
-    turn = microbatches // max(1, microbatches // pipeline)
+    turn = turn_length(pipeline, microbatches)
     kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))[:, None]
     # Between these releases, where a turn of forwards or of releases ends, every count is linear.
     ends = np.arange(virtual + 1) * turn
@@ -86,7 +87,7 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
 
 def _interleaved(kept: int, pipeline: int, virtual: int, microbatches: int) -> Counts:
     """[instants, 2, virtual]: of a rank just before each release, as far as they are not repeated."""
-    turn, total, stages = microbatches // max(1, microbatches // pipeline), virtual * microbatches, np.arange(virtual)
+    turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
     # Forwards and releases go round together, so live vectors repeat after a round; in the second one all have gradients.
     again = total - kept >= 2 * virtual * turn - 1
     released = np.arange(virtual * turn if again else 0, min(total, 2 * virtual * turn))
@@ -99,7 +100,7 @@ def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) 
     """Per rank, the most (stage, micro-batch) pairs alive: forwards before the first release."""
     split = name == "interleaved-zero-bubble"
     total = virtual * microbatches
-    turn = microbatches // max(1, microbatches // pipeline)
+    turn = turn_length(pipeline, microbatches)
     warmups = [min((virtual - 1) * turn + (1 if split else 2) * (pipeline - 1 - rank), total) for rank in range(pipeline)]
     return [min(total, warmup + 1 + (rank if split else 0)) for rank, warmup in enumerate(warmups)]
 

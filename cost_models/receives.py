@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from cost_models.live import most_alive
-from cost_models.schedules import rank_of_stage
+from cost_models.schedules import rank_of_stage, turn_length
 
 Slots = tuple[int, int]
 
@@ -31,7 +31,7 @@ def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> 
         in_flight = [microbatches if name == "gpipe" else min(pipeline - stage, microbatches) for stage in stages]
         return tuple((min(count + 1, microbatches), min(2, microbatches)) for count in in_flight)
     alive = [count for rank in most_alive(name, pipeline, virtual, microbatches) for count in rank]
-    turn = microbatches // max(1, microbatches // pipeline)
+    turn = turn_length(pipeline, microbatches)
     found = []
     for stage in stages:
         rank = rank_of_stage(name, pipeline, stage)

@@ -49,6 +49,12 @@ def stages_of_rank(name: str, pipeline: int, virtual: int, rank: int) -> tuple[i
     return tuple(stage for stage in range(pipeline * virtual) if rank_of_stage(name, pipeline, stage) == rank)
 
 
+def turn_length(pipeline: int, microbatches: int) -> int:
+    """Micro-batches after which an interleaved rank turns to another of its stages: those of a round (Narayanan 2021, section
+    2.2: as many as ranks; torch/distributed/pipelining/schedules.py: a round takes more where they are no multiple)."""
+    return microbatches // max(1, microbatches // pipeline)
+
+
 def legal(name: str, pipeline: int, virtual: int, microbatches: int) -> str | None:
     """Why torch cannot run this schedule, in the user's words; None if it can."""
     if name not in SCHEDULES:
@@ -149,7 +155,7 @@ def _one_forward_one_backward(rank: int, pipeline: int, microbatches: int) -> li
 def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int, split: bool) -> Steps:
     """Narayanan 2021, section 2.2 (``ScheduleInterleaved1F1B``); split into input and weight gradients it is ZB1P of
     Qi 2023 (``ScheduleInterleavedZeroBubble``): a weight gradient follows ``rank`` backwards later."""
-    per_round = microbatches // max(1, microbatches // pipeline)
+    per_round = turn_length(pipeline, microbatches)
     total = virtual * microbatches
     warmup = min((virtual - 1) * per_round + (1 if split else 2) * (pipeline - 1 - rank), total)
     turn = np.arange(total)

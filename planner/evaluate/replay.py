@@ -15,7 +15,7 @@ from typing import Literal
 
 from cost_models.memory import MASTER_BYTES, MOMENTS
 from cost_models.receives import receive_slots
-from cost_models.schedules import Action, actions
+from cost_models.schedules import Action, actions, turn_length
 from cost_models.sends import releases
 from planner.evaluate.bodies import Bodies
 from planner.evaluate.heap import CATEGORIES, Category, Heap, Peak
@@ -99,7 +99,7 @@ def _lengths(plan: Plan) -> tuple[int, int]:
         return 4, 1
     if plan.schedule.name in ("1f1b", "zbv"):
         return 2 * pipeline + 2, 1
-    each = count // max(1, count // pipeline)
+    each = turn_length(pipeline, count)
     return 3 * each, each
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.live import interleaved_kept, interleaved_live
+from cost_models.schedules import turn_length
 from planner.evaluate import receive_buffer_bytes
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
@@ -104,7 +105,7 @@ def _constraints(shape: Shape) -> list[Floats]:
     """Per rank, some constraints on what is there at once, [constraints, 2, virtual stages]: instants; where rounds of an
     interleaved schedule repeat, one when all stages have gradients, and the mean of all of these."""
     virtual, total = shape.virtual, shape.virtual * shape.microbatches
-    turn = shape.microbatches // max(1, shape.microbatches // shape.pipeline)
+    turn = turn_length(shape.pipeline, shape.microbatches)
     kept = np.array(interleaved_kept(shape.schedule, shape.pipeline, virtual, shape.microbatches))[:, None]
     # From the second round on, at the latest, all stages have gradients: as soon as the first one's backward passes begin.
     first = np.minimum(virtual * turn, total - kept)

@@ -230,7 +230,7 @@ class Counts:
         return mixed
 
     def _settled(self, target_s: float) -> bool:
-        """Whether the last mixture passes the target, or none can: a solution is quicker under all paths."""
+        """Whether the last mixture passes the target, or hardly any can: its solution, simulated, is quicker."""
         return self.mixed_s >= target_s or self.core_s < target_s
 
     def _mixed(self, effort: Effort, grain: int) -> bool:

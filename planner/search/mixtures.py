@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import CriticalPath, Dependencies, dependencies
+from cost_models.schedules import turn_length
 from planner.search.linear import Floats, Indices, Row
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Shape
@@ -36,6 +37,7 @@ GRAINS = (2, 4)
 GRAIN = 1e-4
 """Times are counted in a mixture by multiples of this."""
 END, BEGINNING = -1, -1
+"""What has no column of its own: T behind the last actions, and the beginning of the step."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class _Network:
 
 def _turn(shape: Shape) -> int:
     """Micro-batches after which a rank turns to another of its stages, or ranks are in step again."""
-    return shape.microbatches // max(1, shape.microbatches // shape.pipeline)
+    return turn_length(shape.pipeline, shape.microbatches)
 
 
 def grains(shape: Shape) -> list[int]:
@@ -92,7 +94,7 @@ def best_mixture(
     """The mixture that raises the optimum of these rows most, of paths that change from rank to rank at ``grain`` micro-batches
     of every turn; None where the method does not arrive in time."""
     shape = layout.shape
-    network = _network(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, grain, _turn(shape))
+    network = _network(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, grain)
     answer = _solved(_Extended(layout, network, len(cost)), rows, cost, low, high, time_limit_s)
     if answer is None:
         return None
@@ -102,9 +104,9 @@ def best_mixture(
 
 
 @lru_cache(maxsize=64)
-def _network(name: str, pipeline: int, virtual: int, microbatches: int, grain: int, turn: int) -> _Network:
+def _network(name: str, pipeline: int, virtual: int, microbatches: int, grain: int) -> _Network:
     known = dependencies(name, pipeline, virtual, microbatches)
-    kept = _kept(known, grain, turn)
+    kept = _kept(known, grain, turn_length(pipeline, microbatches))
     count, tables = 0, _Tables([], [], [], [], [])
     begin = (BEGINNING, dict[tuple[int, int], int](), 0)
     # Of every action: the last one before it that has a column, actions since then, itself among them, and transfers.

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import Counts, instants
+from cost_models.live import instants
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
 
@@ -49,7 +49,7 @@ class Shape:
     def splits_backward(self) -> bool:
         return self.schedule in SPLIT_BACKWARD
 
-    def instants(self, rank: int) -> Counts:
+    def instants(self, rank: int) -> NDArray[np.int64]:
         """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a
         rank may hold most (:func:`cost_models.live.instants`)."""
         return instants(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]

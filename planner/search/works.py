@@ -173,7 +173,7 @@ class Whole:
         for count in np.unique(begun).tolist():
             mine = begun == count
             held, gathered = self._falling(count)
-            own = (np.broadcast_to(transients, (len(spare), 1))[mine]) - self.peak
+            own = np.broadcast_to(transients, (len(spare), 1))[mine] - self.peak
             result[mine] = np.maximum(held.seconds(spare[mine]), gathered.seconds(spare[mine] + own))
         return self.work_s + result
 

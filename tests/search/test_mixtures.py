@@ -91,7 +91,7 @@ def test_paths_that_change_at_few_micro_batches_are_paths(key: tuple, seed: int)
 
 def test_few_micro_batches_make_a_program_smaller() -> None:
     """Two of 24 are told apart: a row for each of them at most, where all take two."""
-    few, every = (_network("interleaved-1f1b", 6, 2, 24, grain, 24) for grain in (2, 24))
+    few, every = (_network("interleaved-1f1b", 24, 2, 24, grain) for grain in (2, 24))
     assert every.count > 500 and few.count < every.count / 8 and len(few.goal) < len(every.goal) / 4
 
 
