@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import io
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
+import tempfile
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,14 +23,22 @@ from pathlib import Path
 
 from tests.runtime.group import PRELOAD
 
+HUNG = -int(signal.SIGQUIT)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank's program left: its exit code, standard output and error, and a traceback where it raised."""
+    """What one rank's program left: its exit code (negative: the signal that ended its process, :data:`HUNG` where it had to be
+    ended), standard output and error, and a traceback where it raised."""
 
     code: int
     output: str
     error: str
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a signal that nobody had sent ended it."""
+        return self.code < 0 and self.code != HUNG
 
 
 def _purge(directory: Path) -> None:
@@ -71,10 +83,15 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, stacks: str) -> None:
+    """``stacks``: where the Python stacks of a process go that a signal ends."""
     import torch
     import torch._inductor.config
 
+    # As long as the process: the file's descriptor is written to when a signal ends it.
+    file = open(stacks, "w")  # noqa: SIM115
+    faulthandler.enable(file)
+    faulthandler.register(-HUNG, file, chain=True)
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1  # A worker may have no children of its own.
     while True:
@@ -86,62 +103,91 @@ def _serve(connection: Connection) -> None:
         connection.send(_run_program(Path(directory), arguments))
 
 
+@dataclass(frozen=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    stacks: Path
+
+    def outcome(self, timeout_s: float) -> Outcome:
+        """What its program left; where it does not answer in time, its process is ended and says where it was."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self.pipe.poll(timeout_s):
+                outcome: Outcome = self.pipe.recv()
+                return outcome
+            assert self.process.pid is not None
+            os.kill(self.process.pid, -HUNG)
+        self.process.join(timeout=10)
+        code = self.process.exitcode
+        assert code is not None
+        why = f"no answer in {timeout_s:g} s" if code == HUNG else f"its process ended with exit code {code}"
+        return Outcome(code, "", f"{why}\n{self.stacks.read_text()}")
+
+
 class Workers:
     """Up to ``size`` processes, each started when it is first needed; a program of any such world size runs on the first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._pipes: list[Connection] = []
-        self._processes: list[BaseProcess] = []
+        self._workers: list[_Worker] = []
+        self._directory = tempfile.TemporaryDirectory()
 
     def _start(self, world: int) -> None:
         """Have as many processes as a program has ranks. They are forked from one that has imported torch."""
         os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        for _ in range(len(self._pipes), world):
+        for rank in range(len(self._workers), world):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there,), daemon=True)
+            stacks = Path(self._directory.name) / f"stacks-{rank}"
+            process = context.Process(target=_serve, args=(there, str(stacks)), daemon=True)
             process.start()
             there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
+            self._workers.append(_Worker(process, here, stacks))
 
-    def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 60) -> list[Outcome]:
-        """Run ``directory/train.py`` as ``world`` ranks. A rank that dies or hangs gives exit code -1, and the group
-        is started anew."""
+    def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 120) -> list[Outcome]:
+        """Run ``directory/train.py`` as ``world`` ranks. Where a rank died or hung, the group is started anew.
+
+        Where a process was ended by a signal, the program is run once more, with a warning, as in
+        :class:`tests.runtime.group.ProcessPool` and for its reason. A crash that comes again is the outcome.
+        """
+        metrics = Path(arguments[arguments.index("--metrics") + 1]) if "--metrics" in arguments else None
+        written = metrics.read_bytes() if metrics is not None and metrics.is_file() else b""
+        outcomes = self._run(directory, world, arguments, timeout_s)
+        crashed = [f"rank {rank} of {world}: {o.error}" for rank, o in enumerate(outcomes) if o.crashed]
+        if not crashed:
+            return outcomes
+        warnings.warn("run again: " + "\n".join(crashed), stacklevel=2)
+        if metrics is not None and metrics.is_file():
+            metrics.write_bytes(written)  # Programs append to it.
+        return self._run(directory, world, arguments, timeout_s)
+
+    def _run(self, directory: Path, world: int, arguments: Sequence[str], timeout_s: float) -> list[Outcome]:
         assert world <= self.size
         self._start(world)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        for rank, pipe in enumerate(self._pipes[:world]):
+        for rank, worker in enumerate(self._workers[:world]):
             environment = {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }
-            pipe.send((environment, str(directory), list(arguments)))
-        outcomes = []
-        broken = False
-        for pipe in self._pipes[:world]:
-            try:
-                if pipe.poll(1 if broken else timeout_s):
-                    outcomes.append(pipe.recv())
-                    continue
-            except (EOFError, ConnectionError):
-                pass
-            broken = True
-            outcomes.append(Outcome(-1, "", "no answer: the rank died or hangs"))
-        if broken:
+            worker.pipe.send((environment, str(directory), list(arguments)))
+        outcomes: list[Outcome] = []
+        for worker in self._workers[:world]:
+            broken = any(outcome.code < 0 for outcome in outcomes)
+            outcomes.append(worker.outcome(1 if broken else timeout_s))
+        if any(outcome.code < 0 for outcome in outcomes):
             self.stop(kill=True)
         return outcomes
 
     def stop(self, *, kill: bool = False) -> None:
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
+        for worker in self._workers:
             if kill:
-                process.kill()
+                worker.process.kill()
             else:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.send(None)
-            process.join(timeout=10)
-        self._pipes, self._processes = [], []
+                    worker.pipe.send(None)
+            worker.process.join(timeout=10)
+        self._workers = []
