@@ -14,8 +14,8 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
@@ -41,6 +41,15 @@ Found = Callable[[Counts], float]
 """Is told of a program that has a new solution; answers with the target from then on."""
 
 
+@dataclass(frozen=True)
+class Opened:
+    """An open branch, for who goes on with it elsewhere. ``held``: of a leaf, its whole numbers."""
+
+    bound: float
+    box: Box
+    held: tuple[float, ...] | None
+
+
 @dataclass
 class _Branch:
     """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for;
@@ -54,9 +63,11 @@ class _Branch:
 
 @dataclass
 class Branches:
-    """The branches of a chain's program that are open. ``heap``: (bound, order, branch)."""
+    """The branches of a chain's program that are open: what was ``given`` by who looked at it before, or all of it. ``heap``:
+    (bound, order, branch)."""
 
     counts: Counts
+    given: InitVar[Sequence[Opened] | None] = None
     heap: list[tuple[float, int, _Branch]] = field(default_factory=list)
     finished_s: float = math.inf
     _order: Iterator[int] = field(default_factory=itertools.count)
@@ -64,8 +75,30 @@ class Branches:
     _limit_s: float = math.inf
     _looked_apart: bool = False
 
-    def __post_init__(self) -> None:
-        self._push(self.counts.bound, _Branch(()))
+    def __post_init__(self, given: Sequence[Opened] | None) -> None:
+        if given is None:
+            self._push(self.counts.bound, _Branch(()))
+            return
+        self._looked_apart = True
+        for each in given:
+            leaf = None if each.held is None else self._leaf(each.bound, np.array(each.held))
+            self._push(each.bound, _Branch(each.box, leaf))
+
+    @property
+    def opened(self) -> tuple[Opened, ...]:
+        """What is open."""
+        return tuple(_opened(bound, branch) for bound, _, branch in sorted(self.heap))
+
+    def part(self, target_s: float) -> tuple[Opened, ...]:
+        """Give away half of what is open below the target: every other branch by bound; nothing where there is but one."""
+        mine, given = list[tuple[float, int, _Branch]](), list[Opened]()
+        for bound, order, branch in sorted(self.heap):
+            # A leaf that asks for more room has to be left where it is.
+            keeps = bound >= target_s or len(mine) == len(given) or (branch.leaf is not None and branch.leaf.tightenings > 0)
+            mine.extend([(bound, order, branch)] if keeps else [])
+            given.extend([] if keeps else [_opened(bound, branch)])
+        self.heap = mine
+        return tuple(given)
 
     @property
     def bound(self) -> float:
@@ -121,8 +154,7 @@ class Branches:
         parts = self._parts(counts.values)
         if parts is None:
             target_s = min(target_s, found(counts))
-            leaf = Counts(counts.ranks, counts.pool, exact=True, bound=bound)
-            leaf.hold(counts.values)
+            leaf = self._leaf(bound, counts.values[counts.layout.whole_at])
             # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
             for box in self._beside(branch.box, counts.values):
                 self._push(bound, _Branch(box))
@@ -139,6 +171,12 @@ class Branches:
         self._push(bound, _Branch((*rest, (key, (below + 1.0, high)))))
         return target_s
 
+    def _leaf(self, bound: float, whole: Floats) -> Counts:
+        """The exact program of these whole numbers."""
+        leaf = Counts(self.counts.ranks, self.counts.pool, exact=True, bound=bound)
+        leaf.hold(whole)
+        return leaf
+
     def _told_apart(self, bound: float, effort: Effort) -> bool:
         """Whether few ways to lay whole blocks on the stages may be quicker than the target, and time is left to lay out their
         programs: then each is a leaf."""
@@ -152,9 +190,7 @@ class Branches:
         for counts, seconds in zip(found.counts, found.seconds, strict=True):
             if time.perf_counter() >= effort.deadline:
                 return False
-            leaf = Counts(self.counts.ranks, self.counts.pool, exact=True, bound=max(bound, float(seconds)))
-            leaf.hold(leaf.layout.laid(patterns.by_run(counts)))
-            leaves.append(leaf)
+            leaves.append(self._leaf(max(bound, float(seconds)), self.counts.layout.laid(patterns.by_run(counts))))
         self.finished_s = min(self.finished_s, effort.target_s)
         for leaf in leaves:
             self._push(leaf.bound, _Branch((), leaf))
@@ -227,6 +263,11 @@ class Branches:
                 at = int(away.argmax())
                 return (shared, int(indices[at])), float(math.floor(amounts[at]))
         return None
+
+
+def _opened(bound: float, branch: _Branch) -> Opened:
+    held = None if branch.leaf is None else branch.leaf.held
+    return Opened(bound, branch.box, None if held is None else tuple(held.tolist()))
 
 
 def _met(core_s: float, bound: float, target_s: float) -> bool:

@@ -96,9 +96,10 @@ class Climb:
             return False
         self.meanwhile()
         self._probed.add(candidate)
-        before, attempts = self.target_s, Sketch(candidate, self.bounds[candidate]).attempts(self.scope)
+        before = self.target_s
+        attempts, _ = Sketch(candidate, self.bounds[candidate]).attempts(self.scope, before)
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
-        if best is not None and best.bound < before:
+        if best is not None:
             best.probe(self._step, before)
         return self.target_s < before
 

@@ -158,6 +158,13 @@ class Ranks:
         return np.asarray(self.shape.microbatches * self.shape.virtual * self.stream.context_s + known)
 
     @cached_property
+    def work_s(self) -> float:
+        """No step is shorter, whatever the memory: the mean over the ranks of what they wait for and do."""
+        contexts_s = self.shape.microbatches * self.shape.stages * self.stream.context_s
+        blocks_s = sum(run.count * work.least_s for run, work in zip(self.stream.runs, self.known, strict=True))
+        return float(self.before_s.sum() + contexts_s + blocks_s) / self.shape.pipeline
+
+    @cached_property
     def transients(self) -> Floats:
         """[ranks]: bytes that are held transiently, at least."""
         return least_transients(self.stream, self.possible)
@@ -223,7 +230,8 @@ class Ranks:
         least = np.empty((len(self._late), len(counts)))
         for late, work in ((True, self.known[run]), (False, self.known[run].without_gradients)):
             mine = self._late == late
-            least[mine] = counts * work.seconds(self._frame.least[mine], self._spared(run)[mine, None] / counts)
+            if mine.any():
+                least[mine] = counts * work.seconds(self._frame.least[mine], self._spared(run)[mine, None] / counts)
         seconds = self._worst(least) + self._others(run)[:, None]
         table[:, : len(counts)] = np.where(self.possible[run][:, None], seconds, np.inf)
         return table

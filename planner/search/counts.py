@@ -79,14 +79,15 @@ class Share:
 
 @dataclass
 class Counts:
-    """One candidate's program. ``bound``: of T + R; ``values``: the last solution, ``simulated_s``: its T + R when simulated;
-    ``core_s``: that of the best mixture of solutions since :meth:`forget`, ``inner``: the solution of the last mixture of paths
-    since then; ``mixed_s``: T + R under that."""
+    """One candidate's program. ``bound``: of T + R; ``held``: whole numbers that are fixed; ``values``: the last solution,
+    ``simulated_s``: its T + R when simulated; ``core_s``: that of the best mixture of solutions since :meth:`forget`;
+    ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that."""
 
     ranks: Ranks
     pool: Pool
     exact: bool = False
     bound: float = 0.0
+    held: Floats | None = None
     values: Floats | None = None
     simulated_s: float = math.inf
     _program: Program | None = None
@@ -177,13 +178,14 @@ class Counts:
             row = self._program.rows[index]
             self._program.bound_row(index, row.low, row.high - (excess_bytes + 1) / self.shape.capacity_bytes)
 
-    def hold(self, counts: Floats) -> None:
-        """Fix the whole numbers of blocks and where runs end; before anything is solved."""
+    def hold(self, whole: Floats) -> None:
+        """Fix the whole numbers of blocks and where runs end (:attr:`Layout.whole_at`); before anything is solved."""
         assert self._program is None
-        layout = self.layout
-        layout.fewest = layout.most = np.rint(counts[layout.n_at])
+        layout, self.held = self.layout, np.rint(whole)
+        blocks, ends = np.split(self.held, [len(layout.n_at)])
+        layout.fewest = layout.most = blocks
         program = self._model()
-        program.low[layout.break_at] = program.high[layout.break_at] = np.rint(counts[layout.break_at])
+        program.low[layout.break_at] = program.high[layout.break_at] = ends
 
     def keep(self, share: Share, fewest: int = 0, largest: float = math.inf) -> None:
         """A rank has so many blocks of a run, and no more than it can have: then its own work takes at least so long."""

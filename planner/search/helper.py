@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cost_models.pipeline import CriticalPath
 from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.placement.table import remembered, strategy_table
 from planner.search.allowed import Allowed
 from planner.search.best import Best
+from planner.search.branches import Branches, Opened
 from planner.search.candidates import Candidate
 from planner.search.nodes import Attempt, Scope, Sketch
 from planner.search.prices import Placements, Unit, placements_of
@@ -47,12 +49,25 @@ Chosen = tuple[tuple[int, Allowed], ...]
 
 @dataclass(frozen=True)
 class Fresh:
-    """A node for the helper. ``chains``: of an attempt; none of a sketch."""
+    """A node for the helper. ``chains``: of an attempt; none of a sketch. ``opened``: of a part of an attempt, its branches;
+    with the ``paths`` that are known."""
 
     name: int
     candidate: Candidate
     bound: float
     chains: Chosen | None = None
+    opened: tuple[Opened, ...] = ()
+    paths: tuple[CriticalPath, ...] = ()
+
+    @staticmethod
+    def of(name: int, node: Sketch | Attempt) -> Fresh:
+        """A node of the search."""
+        if isinstance(node, Sketch):
+            return Fresh(name, node.candidate, node.bound)
+        chains = tuple((task.chain.option, task.chain.allowed) for task in node.tasks)
+        opened = () if node.branches is None else node.branches.opened
+        paths = tuple(node.counts.pool.get(node.counts.shape, ())) if opened else ()
+        return Fresh(name, node.candidate, node.bound, chains, opened, paths)
 
     def node(self, scope: Scope) -> Sketch | Attempt:
         """As the helper has it."""
@@ -63,7 +78,12 @@ class Fresh:
         chosen = [chain for chain in family.chains if (chain.option, chain.allowed) in self.chains]
         assert len(chosen) == len(self.chains)
         (bundle,) = family.bundles([chosen])
-        return Attempt.of(self.candidate, scope, bundle, self.bound)
+        attempt = Attempt.of(self.candidate, scope, bundle, self.bound)
+        if self.opened:
+            known = scope.pool.setdefault(attempt.counts.shape, [])
+            known += [path for path in self.paths if path not in known]
+            attempt.branches = Branches(attempt.counts, self.opened)
+        return attempt
 
 
 @dataclass(frozen=True)
@@ -165,8 +185,7 @@ class Helper:
         fresh = []
         for name, node in enumerate(nodes, self._sent):
             self.away[name] = node
-            chains = None if isinstance(node, Sketch) else tuple((t.chain.option, t.chain.allowed) for t in node.tasks)
-            fresh.append(Fresh(name, node.candidate, node.bound, chains))
+            fresh.append(Fresh.of(name, node))
         self._sent += len(fresh)
         self._order(Order(step_s, tuple(fresh)))
 
@@ -286,7 +305,7 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             name = _next(waiting, begun, best)
         node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
         if isinstance(node, Sketch):
-            node.count(begin.scope)
+            node.count(begin.scope, best.target())
             tell(Answer(name, node.bound, finished=True))
             continue
         best.found, begun[name] = None, node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -40,8 +40,11 @@ FIRST_SLICE_S = 0.5
 """Seconds of the first look at branches; each further look may take twice as long."""
 SOON_S = 1.0
 """A mixture of paths that takes no longer than this belongs to the first look, which lasts as much longer."""
-POLISHED = 2
-"""So many filled plans are polished, the most promising ones."""
+POLISHED, WORTH_POLISHING = 2, 1.06
+"""So many filled plans are polished, the most promising ones; where they are no slower than this many times the target.
+(Polishing makes a step up to 5% quicker.)"""
+FRUITLESS, SELDOM = 8, 4
+"""After so many solutions whose plans were no better, a plan is made of every fourth only."""
 REPEATS = 4
 """So often a solution that does not fit after all is sought again with less memory."""
 
@@ -71,11 +74,6 @@ class Family:
             if stream is not None:
                 found.append(Bundle(tuple(group), stream, works(stream, self.candidate.accumulation)))
         return found
-
-    @cached_property
-    def together(self) -> list[Bundle]:
-        """All chains as one, where they can be."""
-        return self.bundles([self.chains])
 
     @cached_property
     def alike(self) -> list[Bundle]:
@@ -126,20 +124,32 @@ class Sketch:
     bound: float
     counted: bool = False
 
-    def count(self, scope: Scope) -> None:
-        """Bound it by the blocks that ranks can have; infinite where it has no chain."""
-        self.counted, family = True, scope.family(self.candidate)
-        if family is None:
-            self.bound = math.inf
-        elif family.together:
-            (bundle,) = family.together
-            ranks = Ranks(bundle.stream, shape_of(self.candidate, scope.cluster), bundle.works)
-            self.bound = max(self.bound, ranks.costs.bound)
+    def count(self, scope: Scope, target_s: float = math.inf) -> None:
+        """Bound it by its chains: infinite where it has none, and no closer than the target asks for."""
+        bounds = [_chains_s(ranks, target_s) for _, ranks in self._ranked(scope)]
+        self.counted, self.bound = True, max(self.bound, min(bounds, default=math.inf))
 
-    def attempts(self, scope: Scope) -> list[Attempt]:
-        """Its chains, those that are alike as one."""
+    def attempts(self, scope: Scope, target_s: float = math.inf) -> tuple[list[Attempt], float]:
+        """Its chains that may be quicker than the target, those that are alike as one; and the least step of the others."""
+        found, others_s = list[Attempt](), math.inf
+        for bundle, ranks in self._ranked(scope):
+            bound = max(self.bound, _chains_s(ranks, target_s))
+            if bound < target_s:
+                found.append(Attempt.of(self.candidate, scope, bundle, bound, ranks))
+            else:
+                others_s = min(others_s, bound)
+        return found, others_s
+
+    def _ranked(self, scope: Scope) -> Iterator[tuple[Bundle, Ranks]]:
         family = scope.family(self.candidate)
-        return [] if family is None else [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in family.alike]
+        shape = shape_of(self.candidate, scope.cluster)
+        for bundle in () if family is None else family.alike:
+            yield bundle, Ranks(bundle.stream, shape, bundle.works)
+
+
+def _chains_s(ranks: Ranks, target_s: float) -> float:
+    """A bound of the step of some chains: of their work; where that is below the target, by the blocks that ranks can have."""
+    return ranks.work_s if ranks.work_s >= target_s else max(ranks.work_s, ranks.costs.bound)
 
 
 @dataclass
@@ -155,19 +165,28 @@ class Attempt:
     looks: int = 0
     mixed: bool = False
     _tried: set[Cuts] = field(default_factory=set)
+    _fruitless: int = 0
 
     @staticmethod
-    def of(candidate: Candidate, scope: Scope, bundle: Bundle, bound: float) -> Attempt:
-        """The chains of a bundle; nothing is quicker than ``bound``."""
+    def of(candidate: Candidate, scope: Scope, bundle: Bundle, bound: float, known: Ranks | None = None) -> Attempt:
+        """The chains of a bundle; nothing is quicker than ``bound``. ``known``: their ranks, where they are known already."""
         chains = sorted(bundle.chains, key=lambda chain: sum(chain.block_works))
         tasks = tuple(Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
-        ranks = Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
+        ranks = known or Ranks(bundle.stream, shape_of(candidate, scope.cluster), bundle.works)
         mixing_s = mixing_seconds(ranks.shape, grains(ranks.shape)[0])
         first_s = FIRST_SLICE_S + (mixing_s if mixing_s < SOON_S else 0.0)
         return Attempt(tasks, Counts(ranks, scope.pool, bound=ranks.costs.bound), bound, first_s)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.counts.bound + self.tied_s)
+
+    def part(self, target_s: float) -> Attempt | None:
+        """Give away half of its open branches, as an attempt; None where there is nothing to share."""
+        given = () if self.branches is None else self.branches.part(target_s - self.tied_s)
+        if not given:
+            return None
+        counts = Counts(self.counts.ranks, self.counts.pool, bound=min(branch.bound for branch in given))
+        return Attempt(self.tasks, counts, counts.bound + self.tied_s, self.slice_s, Branches(counts, given))
 
     def apart(self, scope: Scope) -> list[Attempt]:
         """An attempt for each of its chains."""
@@ -199,7 +218,10 @@ class Attempt:
             self.branches = Branches(self.counts)
 
         def found(counts: Counts) -> float:
-            self._report(counts, report, target())
+            before_s = target()
+            if counts.exact or self._fruitless < FRUITLESS or self._fruitless % SELDOM == 0:
+                self._report(counts, report, before_s)
+            self._fruitless = 0 if target() < before_s else self._fruitless + 1
             return -math.inf if self.mixed else target() - self.tied_s
 
         until = min(deadline, time.perf_counter() + self.slice_s)
@@ -231,19 +253,19 @@ class Attempt:
             return
         self._tried.update(fresh)
         for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
-            any(self._fits(task, fresh, report) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
+            any(self._fits(task, fresh, report, limit_s) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
 
-    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look) -> bool:
+    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float) -> bool:
         shape = self.counts.shape
         for _ in range(REPEATS):
-            prediction = try_stages(task, self._filled(task, shape, cuts), report)
+            prediction = try_stages(task, self._filled(task, shape, cuts, limit_s), report)
             if prediction is None or prediction.fits:
                 return prediction is not None
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
         return False
 
-    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts]) -> tuple[StagePlan, ...] | None:
+    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts], limit_s: float) -> tuple[StagePlan, ...] | None:
         """Stages between those of the cuts that make the shortest step, each rank within its memory; None where some rank
         cannot be under any."""
         begun: list[tuple[Polish, Cuts]] = []
@@ -255,6 +277,7 @@ class Attempt:
                     begun.append((Polish(shares, self.counts.stream, counts), each))
         begun = sorted(begun, key=lambda pair: pair[0].step_s)[:POLISHED]
         for polish, _ in begun:
-            polish.go()
+            if polish.step_s <= WORTH_POLISHING * limit_s:
+                polish.go()
         best = min(begun, key=lambda pair: pair[0].step_s, default=None)
         return None if best is None else best[0].shares.stages(best[0].counts, best[1])

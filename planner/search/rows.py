@@ -84,13 +84,16 @@ class Layout:
         """Blocks on every virtual stage."""
         return tuple(np.bincount(self.pair_stage, values[self.n_at], self.shape.stages).tolist())
 
+    @property
+    def whole_at(self) -> Indices:
+        """Columns of whole numbers: how many blocks stages have, and where runs have ended."""
+        return np.append(self.n_at, self.break_at)
+
     def laid(self, blocks: Indices) -> Floats:
-        """The columns of whole numbers where stages have these blocks [runs, stages]: how many, and where runs have ended."""
-        values = np.zeros(self.size)
-        values[self.n_at] = blocks[self.pair_run, self.pair_stage]
+        """The values of :attr:`whole_at` where stages have these blocks [runs, stages]."""
         ended = np.cumsum(blocks, axis=1) == blocks.sum(axis=1)[:, None]
-        values[self.break_at] = [float(ended[run, stage]) for stage, run in self.breaks]
-        return values
+        breaks = [float(ended[run, stage]) for stage, run in self.breaks]
+        return np.append(blocks[self.pair_run, self.pair_stage], breaks)
 
     def times(self, values: Floats) -> Floats:
         """[stages, 3]: the evaluator's seconds of the passes under the chosen values."""

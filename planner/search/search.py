@@ -103,6 +103,7 @@ class _State:
             _, _, node = heapq.heappop(self.heap)
             if helper is None or not isinstance(node, Attempt) or node.looks or helper.attempts > self._begun(target_s):
                 self._share(target_s)
+                self._part(node, target_s)
                 return node
             helper.send([node], self.best.step_s)
         return None if helper is None else helper.back(target_s)
@@ -119,6 +120,13 @@ class _State:
             self.heap.remove(first)
             heapq.heapify(self.heap)
             self.helper.send([first[2]], self.best.step_s)
+
+    def _part(self, node: Sketch | Attempt, target_s: float) -> None:
+        """Where the helper still has next to nothing, give it a part of the attempt that is looked at here."""
+        if self.helper is not None and self.helper.attempts < SHARED and isinstance(node, Attempt) and node.looks:
+            part = node.part(target_s)
+            if part is not None:
+                self.helper.send([part], self.best.step_s)
 
     def _begun(self, target_s: float) -> int:
         """Attempts under way here that matter."""
@@ -289,10 +297,11 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
 def _nearer(sketch: Sketch, state: _State, scope: Scope) -> None:
     """Count a sketch; then its chains take its place. They get a plan where there is none."""
     if not sketch.counted:
-        sketch.count(scope)
+        sketch.count(scope, state.best.target())
         state.push(sketch)
         return
-    attempts = sketch.attempts(scope)
+    attempts, others_s = sketch.attempts(scope, state.best.target())
+    state.finished_s = min(state.finished_s, others_s)
     for attempt in attempts:
         state.push(attempt)
     if state.best.found is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from planner.search import Request, search
 from planner.search import branches as branches_module
 from planner.search import counts as counts_module
 from planner.search.allowed import Allowed
-from planner.search.branches import Branches
+from planner.search.branches import Branches, Found, Opened
 from planner.search.candidates import Candidate
 from planner.search.chain import Chain
 from planner.search.counted import Ranks
@@ -141,7 +142,7 @@ def _check_bounds(case: Case, costed: CostedGraph, best: Prediction | None) -> N
         effort = Effort(target - tied_s, time.perf_counter() + 60, gap=1e-7)
         relaxed, exact = Counts(ranks, {}), Counts(ranks, {}, exact=True)
         relaxed.solve(effort, whole=False)
-        bounds = [ranks.costs.bound, ranks.sharper(target - tied_s).bound, relaxed.bound]
+        bounds = [ranks.work_s, ranks.costs.bound, ranks.sharper(target - tied_s).bound, relaxed.bound]
         branches = Branches(relaxed)
         assert not branches.solve(effort, lambda counts, target_s=effort.target_s: target_s)
         exact.solve(effort, whole=True)
@@ -241,6 +242,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (counts_module, branches_module):
         monkeypatch.setattr(module, "UNTIL_MIXED", 0)
     monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
+    away = _part_every_other(monkeypatch)
     settled = itertools.cycle((True, False))
     monkeypatch.setattr(Counts, "_settled", lambda self, target_s: next(settled))
     # A bound is never above the target: far from it, what is left out shows.
@@ -254,3 +256,29 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
 
     each()
     assert {2, 3} <= set(told) and splits
+    assert {branch.held is None for branch in away} == {True, False}
+
+
+def _part_every_other(monkeypatch: pytest.MonkeyPatch) -> list[Opened]:
+    """From now on every other search through branches gives some of them away, to one that knows nothing else. Those."""
+    away: list[Opened] = []
+    solve, parted = Branches.solve, itertools.cycle((True, False))
+
+    def solving(self: Branches, effort: Effort, found: Found) -> bool:
+        if not next(parted):
+            return solve(self, effort, found)
+        for milliseconds in range(2, 1000, 2):
+            unfinished = solve(self, replace(effort, deadline=time.perf_counter() + milliseconds / 1000), found)
+            part = pickle.loads(pickle.dumps(self.part(effort.target_s)))
+            if part:
+                counts = Counts(self.counts.ranks, {})
+                other = Branches(counts, part)
+                assert not solve(other, effort, found)
+                self.finished_s = min(self.finished_s, other.bound)
+                away.extend(part)
+            if not unfinished:
+                return False
+        raise AssertionError("no end")
+
+    monkeypatch.setattr(Branches, "solve", solving)
+    return away
