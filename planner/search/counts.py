@@ -31,6 +31,7 @@ import numpy as np
 from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
+from planner.search.covers import cover_rows
 from planner.search.linear import Floats, Indices, Outcome, Program
 from planner.search.mixtures import best_mixture, grains, mixing_seconds
 from planner.search.paths import Pool, start_paths
@@ -95,6 +96,7 @@ class Counts:
     _last: int = 0
     _seen: int = 0
     _tightened: bool = False
+    _covered: bool = False
     tightenings: int = 0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
@@ -164,6 +166,7 @@ class Counts:
             paths += [path for path in fresh if path not in paths]
             bounds.append(self.bound)
             if not whole and len(bounds) == UNTIL_MIXED and self.bound < target_s:
+                self._cover()
                 self.mix(effort)
             if not whole and len(bounds) > PATIENCE and _stuck(bounds, target_s):
                 return False
@@ -251,6 +254,12 @@ class Counts:
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
         self._simulate(times, tail_s, self._sends)
         return True
+
+    def _cover(self) -> None:
+        """Where whole numbers of blocks are fixed, say what that means for their choices."""
+        if self.held is not None and not self._covered:
+            self._covered = True
+            self._model().add(cover_rows(self.layout))
 
     def forget(self) -> None:
         """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""

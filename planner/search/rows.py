@@ -192,22 +192,26 @@ class Layout:
 
     def _memory(self, extra: Transients | None) -> list[Row]:
         """Bytes are divided by the capacity, so that the rows are scaled like the others."""
-        rows, shape = [], self.shape
-        for rank in range(shape.pipeline):
-            members = np.flatnonzero(self.rank_of[self.stage] == rank)
-            owned = np.flatnonzero(self.rank_of == rank)
-            slot = np.searchsorted(owned, self.stage[members])
-            around = self._around(owned)
-            if extra is None:
-                around += float(self.least_transients[rank])
-            for counts in shape.instants(rank).astype(float):
-                size = self.vectors[members, PERSISTENT] + counts[self.kind[members], slot] * self.vectors[members, AT_TIMES]
-                free = shape.capacity_bytes - around - self._kept(owned, counts[LIVE])
-                columns, values = self.choice_at[members], size / shape.capacity_bytes
+        rows = []
+        for rank in range(self.shape.pipeline):
+            members, sizes, free = self.held(rank)
+            for size, room in zip(sizes, free if extra is not None else free - self.least_transients[rank], strict=True):
+                columns, values = self.choice_at[members], size / self.shape.capacity_bytes
                 if extra is not None:
                     columns, values = np.append(columns, extra.rank_at[rank]), np.append(values, 1.0)
-                rows.append(Row(-math.inf, free / shape.capacity_bytes, columns, values))
+                rows.append(Row(-math.inf, float(room) / self.shape.capacity_bytes, columns, values))
         return rows
+
+    def held(self, rank: int) -> tuple[Indices, Floats, Floats]:
+        """The choices of a rank's blocks; bytes of one block under each of them, [instants, choices]; and the bytes that are
+        left for all blocks and what they hold transiently, [instants]."""
+        shape, members = self.shape, np.flatnonzero(self.rank_of[self.stage] == rank)
+        owned = np.flatnonzero(self.rank_of == rank)
+        slot, instants = np.searchsorted(owned, self.stage[members]), shape.instants(rank).astype(float)
+        times = instants[:, self.kind[members], slot]
+        sizes = self.vectors[members, PERSISTENT] + times * self.vectors[members, AT_TIMES]
+        kept = np.array([self._kept(owned, counts[LIVE]) for counts in instants])
+        return members, sizes, shape.capacity_bytes - self._around(owned) - kept
 
     def _around(self, owned: Indices) -> float:
         """A rank's batch and receive buffers, at least."""

@@ -34,7 +34,7 @@ from planner.search.chain import Chain
 from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
 from planner.search.engine import planning_engine
-from planner.search.linear import Floats
+from planner.search.linear import Floats, Row
 from planner.search.mixtures import Mixture
 from planner.search.rows import Layout
 from planner.search.shape import Shape
@@ -243,6 +243,15 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "UNTIL_MIXED", 0)
     monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
     away = _part_every_other(monkeypatch)
+    hold, covered = Counts.hold, list[Row]()
+
+    def holding(self: Counts, whole: Floats) -> None:
+        hold(self, whole)
+        before = len(self._model().rows)
+        self._cover()
+        covered.extend(self._model().rows[before:])
+
+    monkeypatch.setattr(Counts, "hold", holding)
     settled = itertools.cycle((True, False))
     monkeypatch.setattr(Counts, "_settled", lambda self, target_s: next(settled))
     # A bound is never above the target: far from it, what is left out shows.
@@ -255,7 +264,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
         _check(case)
 
     each()
-    assert {2, 3} <= set(told) and splits
+    assert {2, 3} <= set(told) and splits and covered
     assert {branch.held is None for branch in away} == {True, False}
 
 
