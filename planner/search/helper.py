@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -292,7 +293,8 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
     """Look at nodes until there are no more orders."""
     best, waiting, begun = Best(begin.gap, begin.look), dict[int, Fresh](), dict[int, Attempt]()
     while True:
-        name = _next(waiting, begun, best)
+        # When the time is over, nothing more is found.
+        name = _next(waiting, begun, best) if time.perf_counter() < begin.deadline else None
         while name is None or not orders.empty():
             order = orders.get()
             if order is None:

@@ -38,6 +38,8 @@ AHEAD, FAR_AHEAD = 32, 1024
 """So many sketches the helper has at most that are not counted yet; at the beginning, where nobody else counts them."""
 SHARED = 2
 """So many attempts the helper has at least, as far as there are any: one may be over at once."""
+NEARER = 0.75
+"""An attempt is shared where all that the helper has is nearer to the target than this part of its way."""
 WAIT_S, LAST_WAIT_S = 0.05, 0.5
 """Seconds for which an answer is waited for before the clock is looked at, and when the time is over."""
 NEWS_S = 5.0
@@ -122,11 +124,15 @@ class _State:
             self.helper.send([first[2]], self.best.step_s)
 
     def _part(self, node: Sketch | Attempt, target_s: float) -> None:
-        """Where the helper still has next to nothing, give it a part of the attempt that is looked at here."""
-        if self.helper is not None and self.helper.attempts < SHARED and isinstance(node, Attempt) and node.looks:
+        """Where the helper still has next to nothing, or nothing that is as far from proven, give it a part of the attempt that
+        is looked at here."""
+        helper = self.helper
+        if helper is None or not isinstance(node, Attempt) or not node.looks:
+            return
+        if helper.attempts < SHARED or target_s - helper.least_s < NEARER * (target_s - node.bound):
             part = node.part(target_s)
             if part is not None:
-                self.helper.send([part], self.best.step_s)
+                helper.send([part], self.best.step_s)
 
     def _begun(self, target_s: float) -> int:
         """Attempts under way here that matter."""
