@@ -280,7 +280,8 @@ def _last_ends(graph: _Graph, times: NDArray[np.float64], send_s: float) -> NDAr
     widest = max((wave.stop - wave.start for wave in graph.bounds), default=0)
     arrived, free = np.empty((2, widest, len(times)))
     for wave in graph.bounds:
-        # Rows are taken into the same places again and again: twice as quick as new ones. ("raise" would copy once more.)
+        # Rows are taken into the same places again and again: twice as quick as new ones. ("raise" would copy once more; "wrap"
+        # takes NOTHING for the last place.)
         begun, other = arrived[: wave.stop - wave.start], free[: wave.stop - wave.start]
         ends.take(graph.source[wave], axis=0, out=begun, mode="wrap")
         begun += sent[wave]

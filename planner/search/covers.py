@@ -12,12 +12,12 @@ Blocks are those of a leaf: how many each stage has is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.linear import Indices, Row
+from planner.search.linear import Floats, Indices, Row
 from planner.search.rows import Layout
 from planner.search.tables import AT_TIMES
 
@@ -41,6 +41,14 @@ class _Cover:
         return Row(-math.inf, float(self.most), np.append(self.keeping, smaller), values)
 
 
+@dataclass(frozen=True)
+class _Group:
+    """``at``: where among a rank's choices those of some blocks are; how many blocks that is."""
+
+    at: Indices
+    blocks: int
+
+
 def cover_rows(layout: Layout) -> list[Row]:
     """Of every rank, as far as they say more than that its blocks are so many."""
     return [row for rank in range(layout.shape.pipeline) for row in _of_rank(layout, rank)]
@@ -48,47 +56,51 @@ def cover_rows(layout: Layout) -> list[Row]:
 
 def _of_rank(layout: Layout, rank: int) -> list[Row]:
     members, sizes, free = layout.held(rank)
-    groups = list(_groups(layout, members))
-    recomputed, sharded = ([each for each in groups if layout.kind[members[each[0]]] == kind] for kind in (0, 1))
-    blocks = {int(each[0]): round(float(layout.fewest[layout.pair[members[each[0]]]])) for each in groups}
-    found: dict[tuple[float, tuple[int, ...]], _Cover] = {}
+    saved, at = layout.vectors[members, AT_TIMES], layout.choice_at[members]
+    groups = [list(_groups(layout, members, kind)) for kind in (0, 1)]
+    found: dict[tuple[int, ...], _Cover] = {}
     for size, room in zip(sizes, free - layout.least_transients[rank], strict=True):
-        # With the smallest level of recomputation and the largest ZeRO stage everywhere.
-        room -= sum(size[each].min() * blocks[int(each[0])] for each in recomputed)
-        room -= sum(size[each].max() * blocks[int(each[0])] for each in sharded)
-        freed = np.sort(np.concatenate([np.repeat(np.ptp(size[each]), blocks[int(each[0])]) for each in sharded]))[::-1]
-        smaller = np.concatenate([each[size[each] < size[each].max()] for each in sharded])
-        rooms = room + MISSED_BYTES + np.append(0.0, np.cumsum(freed[freed > 0]))
-        if rooms[0] < 0:
-            continue
-        for level in np.unique(layout.vectors[members[np.concatenate(recomputed)], AT_TIMES])[1:]:
-            keeping = [(each, each[layout.vectors[members[each], AT_TIMES] >= level]) for each in recomputed]
-            parts = [
-                (float(size[keeps].min() - size[each].min()), keeps, blocks[int(each[0])])
-                for each, keeps in keeping if 0 < len(keeps) < len(each) and blocks[int(each[0])]
-            ]
-            parts.sort(key=lambda part: -part[0])
-            for count in range(1, len(parts) + 1):
-                weights = np.repeat([part[0] for part in parts[:count]], [part[2] for part in parts[:count]])
-                most = np.searchsorted(np.cumsum(weights[::-1]), rooms, side="right")
-                if most[0] == len(weights):
-                    continue
+        for cover in _of_row(size, float(room), saved, *groups):
+            key = tuple(cover.keeping.tolist())
+            if key not in found or (cover.most, cover.slope) < (found[key].most, found[key].slope):
+                found[key] = cover
+    covers = [cover for cover in found.values() if not any(_implies(other, cover) for other in found.values())]
+    return [replace(cover, keeping=at[cover.keeping], smaller=at[cover.smaller]).row for cover in covers]
+
+
+def _of_row(
+    size: Floats, room: float, saved: Floats, recomputed: Sequence[_Group], sharded: Sequence[_Group]
+) -> Iterator[_Cover]:
+    """Of one memory row: ``size``, ``saved`` [choices]. Columns are positions among the choices."""
+    # With the smallest level of recomputation and the largest ZeRO stage everywhere.
+    room -= sum(size[group.at].min() * group.blocks for group in recomputed)
+    room -= sum(size[group.at].max() * group.blocks for group in sharded)
+    freed = np.sort(np.repeat([np.ptp(size[group.at]) for group in sharded], [group.blocks for group in sharded]))[::-1]
+    rooms = room + MISSED_BYTES + np.append(0.0, np.cumsum(freed[freed > 0]))
+    if rooms[0] < 0:
+        return
+    smaller = np.concatenate([group.at[size[group.at] < size[group.at].max()] for group in sharded])
+    for level in np.unique(saved[np.concatenate([group.at for group in recomputed])])[1:]:
+        keeping = [_Group(group.at[saved[group.at] >= level], group.blocks) for group in recomputed]
+        parts = [
+            (float(size[keeps.at].min() - size[group.at].min()), keeps)
+            for group, keeps in zip(recomputed, keeping, strict=True) if group.blocks and 0 < len(keeps.at) < len(group.at)
+        ]
+        parts.sort(key=lambda part: -part[0])
+        for count in range(1, len(parts) + 1):
+            weights = np.repeat([weight for weight, _ in parts[:count]], [keeps.blocks for _, keeps in parts[:count]])
+            most = np.searchsorted(np.cumsum(weights[::-1]), rooms, side="right")
+            if most[0] < len(weights):
                 slope = float(((most[1:] - most[0]) / np.arange(1, len(most))).max(initial=0.0))
-                columns = np.sort(np.concatenate([part[1] for part in parts[:count]]))
-                key = (float(level), tuple(columns.tolist()))
-                known = found.get(key)
-                if known is None or (int(most[0]), slope) < (known.most, known.slope):
-                    at = layout.choice_at[members]
-                    found[key] = _Cover(int(most[0]), slope, at[columns], at[smaller])
-    covers = list(found.values())
-    return [cover.row for cover in covers if not any(_implies(other, cover) for other in covers)]
+                columns = np.sort(np.concatenate([keeps.at for _, keeps in parts[:count]]))
+                yield _Cover(int(most[0]), slope, columns, smaller)
 
 
-def _groups(layout: Layout, members: Indices) -> Iterator[Indices]:
-    """Positions in ``members`` that are choices of one kind for the same blocks."""
-    keys = 2 * layout.pair[members] + layout.kind[members]
-    for key in np.unique(keys):
-        yield np.flatnonzero(keys == key)
+def _groups(layout: Layout, members: Indices, kind: int) -> Iterator[_Group]:
+    """Choices of one kind for the same blocks."""
+    for pair in np.unique(layout.pair[members]):
+        at = np.flatnonzero((layout.pair[members] == pair) & (layout.kind[members] == kind))
+        yield _Group(at, round(float(layout.fewest[pair])))
 
 
 def _implies(cover: _Cover, other: _Cover) -> bool:

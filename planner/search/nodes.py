@@ -155,7 +155,8 @@ def _chains_s(ranks: Ranks, target_s: float) -> float:
 @dataclass
 class Attempt:
     """A chain of a candidate under way, or several as one: first its relaxation, then branches of it. ``bound`` of its step is
-    always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told apart."""
+    always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told apart. ``whole``: it is no
+    part of another."""
 
     tasks: tuple[Task, ...]
     counts: Counts
@@ -164,6 +165,7 @@ class Attempt:
     branches: Branches | None = None
     looks: int = 0
     mixed: bool = False
+    whole: bool = True
     _tried: set[Cuts] = field(default_factory=set)
     _fruitless: int = 0
 
@@ -186,7 +188,7 @@ class Attempt:
         if not given:
             return None
         counts = Counts(self.counts.ranks, self.counts.pool, bound=min(branch.bound for branch in given))
-        return Attempt(self.tasks, counts, counts.bound + self.tied_s, self.slice_s, Branches(counts, given))
+        return Attempt(self.tasks, counts, counts.bound + self.tied_s, self.slice_s, Branches(counts, given), whole=False)
 
     def apart(self, scope: Scope) -> list[Attempt]:
         """An attempt for each of its chains."""

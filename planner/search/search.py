@@ -186,7 +186,7 @@ class _State:
 
     def looked(self, attempt: Attempt, finished: bool, scope: Scope, *, here: bool) -> None:
         """Keep what a look has left of an attempt."""
-        self.solved += attempt.looks == 1
+        self.solved += attempt.whole and attempt.looks == 1
         if attempt.mixed:
             for part in attempt.apart(scope):
                 self.push(part)
