@@ -18,8 +18,9 @@ from planner.ir.errors import ModelError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.job import Job
-from planner.search import Request, SearchResult
+from planner.search import Request, SearchResult, nodes
 from planner.search import helper as helping
+from planner.search.branches import Branches
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.helper import Answer, Helper, Placed, ahead
@@ -293,3 +294,25 @@ def test_a_job_that_fails_leaves_no_process(helpers: list[Helper], monkeypatch: 
     with pytest.raises(ModelError, match="nowhere"):
         compile_job(Job(model="nowhere.py:build", cluster="dgx-h100:8"), lambda words: None)
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
+
+
+@pytest.mark.slow
+def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float) -> None:
+    """Looks end at once and nothing is told apart here, so that attempts stay open and are parted."""
+    monkeypatch.setattr(nodes, "FIRST_SLICE_S", 0.001)
+    monkeypatch.setattr(nodes, "SOON_S", 0.0)
+    monkeypatch.setattr(Branches, "_told_apart", lambda *_: False)
+    monkeypatch.setattr(searching, "SHARED", 10**9)
+    monkeypatch.setattr(searching._State, "_share", lambda *_: None)
+    parts: list[Attempt] = []
+    part = Attempt.part
+
+    def noted(self: Attempt, target_s: float) -> Attempt | None:
+        found = part(self, target_s)
+        parts.extend([found] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(Attempt, "part", noted)
+    check(searched(), alone_s)
+    assert parts and not any(attempt.whole for attempt in parts)
+    assert any(answer.finished for answer in heard)
