@@ -82,16 +82,18 @@ def value_bytes(bodies: Bodies) -> dict[str, int]:
     return sizes
 
 
-def context_bytes(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, int]:
-    """Values of the context that a stage makes for one micro-batch: by name, bytes of the storages of its own."""
+def context_storages(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, tuple[int, frozenset[str]]]:
+    """What a stage makes of the context for one micro-batch: by storage, its bytes and the values that lie in it and that the
+    blocks read."""
     graph = bodies.graph
     local = localise(graph.context, None, bodies.plan.batch.micro)
     given = {value.name for value in (*graph.context.inputs, *graph.context.buffers)}
     read = {name for block in blocks for name in block.reads}
-    return {
-        name: local.storage_bytes(local.root[name]) for name in graph.context.outputs
-        if name in read and local.root[name] == name and name not in given
-    }
+    found: dict[str, set[str]] = {}
+    for name in graph.context.outputs:
+        if name in read and local.root[name] not in given:
+            found.setdefault(local.root[name], set()).add(name)
+    return {root: (local.storage_bytes(root), frozenset(names)) for root, names in found.items()}
 
 
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit], list[int]]:

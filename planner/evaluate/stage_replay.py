@@ -10,7 +10,7 @@ from typing import Literal
 
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival, Pass
-from planner.evaluate.bodies import Bodies, context_bytes, units_of
+from planner.evaluate.bodies import Bodies, context_storages, units_of
 from planner.evaluate.flows import Flow, Flows, Held
 from planner.evaluate.heap import Category, Heap
 from planner.evaluate.units import Root
@@ -66,9 +66,14 @@ class StageReplay:
         self.finished = 0
         self.hands_on = self.is_handed = False
         self._fresh: Counter[int] = Counter()
-        self.context = context_bytes(bodies, self.blocks)
+        storages = context_storages(bodies, self.blocks)
+        self.context = {storage: size for storage, (size, _) in storages.items()}
         self._taken_over = bodies.taken_over
         self._keepers = self._find_keepers()
+        self._context_keepers = {
+            storage: sorted(at for name in names for at in self._keepers.get(name, ()))
+            for storage, (_, names) in storages.items()
+        }
         self._reached = self._find_reached()
         self.returned = self.returns
         self._arrived: dict[int, list[Held | None]] = {}
@@ -112,8 +117,8 @@ class StageReplay:
             heap.add("activations", -self._released[at])
         heap.add("activations", -self._released[len(self.chain)])
         root.end_forward()
-        for name, size in self.context.items():
-            if name not in self._keepers:
+        for storage, size in self.context.items():
+            if not self._context_keepers[storage]:
                 heap.add("activations", -size)
 
     @cached_property
@@ -231,7 +236,7 @@ class StageReplay:
 
     def _weights(self, last: bool) -> None:
         """The weight part; ZeRO-2 units reduce after it."""
-        carried, left = 0, sum(size for name, size in self.context.items() if name in self._keepers)
+        carried, left = 0, sum(size for storage, size in self.context.items() if self._context_keepers[storage])
         left += sum(self.sizes[name] for name, at in self._weight_owners.items() if at < 0 and self._is_own(name))
         for at in range(len(self.chain)):
             passed = self._run_weights(at, carried)
@@ -343,9 +348,9 @@ class StageReplay:
         return found[::-1]
 
     def _let_context_go(self, at: int) -> None:
-        for name in self.chain[at].block.reads:
-            if name in self.context and self._keepers.get(name, [-1])[0] == at:
-                self.heap.add("activations", -self.context[name])
+        for storage, keepers in self._context_keepers.items():
+            if keepers and keepers[0] == at:
+                self.heap.add("activations", -self.context[storage])
 
     def reduce(self) -> None:
         """The schedule's last word to a stage (stage.py, ``perform_reduce_grad``)."""

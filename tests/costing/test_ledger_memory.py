@@ -56,6 +56,10 @@ CASES = [
     ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
     ("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
     ("odd", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full")),
+    # Blocks share a view of what the stage makes for every micro-batch.
+    ("averages", "fp32", Row(pipeline=2, data=2, accumulation=4)),
+    ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="interleaved-1f1b", recompute="mixed")),
+    ("averages", "fp64", Row(data=2, zero=3, accumulation=2, recompute="full")),
 ]
 
 

@@ -222,3 +222,36 @@ class _Odd(nn.Module):
 def odd() -> nn.Module:
     """A Sequential of two kinds in turns, tuples between them, of which the second value begins without a gradient."""
     return _scrambled(_Odd(3, 30, 46, 51))
+
+
+class Average(nn.Module):
+    """Mixes a position with those before it; how many those are is a view of a tensor that nothing else reads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
+        return x + self.down(torch.tanh(self.up(torch.cumsum(x, dim=1) / places)))
+
+
+class Averages(nn.Module):
+    """An embedding, averages, a head."""
+
+    def __init__(self, layers: int, width: int, vocab: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(Average(width) for _ in range(layers))
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Averages:
+    return Averages(layers, width, vocab)
