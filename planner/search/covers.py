@@ -55,7 +55,7 @@ def cover_rows(layout: Layout) -> list[Row]:
 
 
 def _of_rank(layout: Layout, rank: int) -> list[Row]:
-    members, sizes, free = layout.held(rank)
+    members, sizes, free = layout.memory_of(rank)
     saved, at = layout.vectors[members, AT_TIMES], layout.choice_at[members]
     groups = [list(_groups(layout, members, kind)) for kind in (0, 1)]
     found: dict[tuple[int, ...], _Cover] = {}

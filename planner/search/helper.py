@@ -293,8 +293,7 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
     """Look at nodes until there are no more orders."""
     best, waiting, begun = Best(begin.gap, begin.look), dict[int, Fresh](), dict[int, Attempt]()
     while True:
-        # When the time is over, nothing more is found.
-        name = _next(waiting, begun, best) if time.perf_counter() < begin.deadline else None
+        name = _next(waiting, begun, best, begin.deadline)
         while name is None or not orders.empty():
             order = orders.get()
             if order is None:
@@ -304,7 +303,7 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             if order.dropped is not None:
                 waiting.pop(order.dropped, None)
                 begun.pop(order.dropped, None)
-            name = _next(waiting, begun, best)
+            name = _next(waiting, begun, best, begin.deadline)
         node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
         if isinstance(node, Sketch):
             node.count(begin.scope, best.target())
@@ -317,12 +316,12 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
         tell(Answer(name, node.bound, finished, node.mixed, best.found))
 
 
-def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best) -> int | None:
-    """The node of the lowest bound below the target."""
+def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best, deadline: float) -> int | None:
+    """The node of the lowest bound below the target; none when the time is over."""
     nodes: list[tuple[float, int]] = [(fresh.bound, name) for name, fresh in waiting.items()]
     nodes += [(attempt.bound, name) for name, attempt in begun.items()]
     bound, name = min(nodes, default=(math.inf, -1))
-    return name if bound < best.target() else None
+    return name if bound < best.target() and time.perf_counter() < deadline else None
 
 
 def _listen(source: BinaryIO, orders: queue.SimpleQueue[Any]) -> None:

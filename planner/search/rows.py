@@ -194,7 +194,7 @@ class Layout:
         """Bytes are divided by the capacity, so that the rows are scaled like the others."""
         rows = []
         for rank in range(self.shape.pipeline):
-            members, sizes, free = self.held(rank)
+            members, sizes, free = self.memory_of(rank)
             for size, room in zip(sizes, free if extra is not None else free - self.least_transients[rank], strict=True):
                 columns, values = self.choice_at[members], size / self.shape.capacity_bytes
                 if extra is not None:
@@ -202,7 +202,7 @@ class Layout:
                 rows.append(Row(-math.inf, float(room) / self.shape.capacity_bytes, columns, values))
         return rows
 
-    def held(self, rank: int) -> tuple[Indices, Floats, Floats]:
+    def memory_of(self, rank: int) -> tuple[Indices, Floats, Floats]:
         """The choices of a rank's blocks; bytes of one block under each of them, [instants, choices]; and the bytes that are
         left for all blocks and what they hold transiently, [instants]."""
         shape, members = self.shape, np.flatnonzero(self.rank_of[self.stage] == rank)

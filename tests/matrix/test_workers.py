@@ -29,6 +29,11 @@ def stand_still():
 if os.environ["RANK"] == "0":
     stand_still()
 """
+LEAVES = """
+import os
+if os.environ["RANK"] == "1":
+    os.execvp("true", ["true"])
+"""
 
 
 @pytest.fixture
@@ -59,3 +64,10 @@ def test_a_rank_that_hangs_is_ended_and_says_where_it_was(two: Workers, tmp_path
     hung, other = two.run(tmp_path, 2, [], timeout_s=2)
     assert (hung.code, other.code) == (HUNG, 0)
     assert hung.error.startswith("no answer in 2 s\n") and "in stand_still" in hung.error
+
+
+def test_a_process_that_ends_without_a_word_is_no_success(two: Workers, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAVES)
+    assert [outcome.code for outcome in two.run(tmp_path, 2, [])] == [0, 1]
+    (tmp_path / "train.py").write_text("print('through')")
+    assert [outcome.code for outcome in two.run(tmp_path, 2, [])] == [0, 0], "the group is started anew"

@@ -29,11 +29,13 @@ HUNG = -int(signal.SIGQUIT)
 @dataclass(frozen=True)
 class Outcome:
     """What one rank's program left: its exit code (negative: the signal that ended its process, :data:`HUNG` where it had to be
-    ended), standard output and error, and a traceback where it raised."""
+    ended; 1 where it is gone without a word), standard output and error, and a traceback where it raised. ``gone``: its process
+    is."""
 
     code: int
     output: str
     error: str
+    gone: bool = False
 
     @property
     def crashed(self) -> bool:
@@ -121,7 +123,7 @@ class _Worker:
         code = self.process.exitcode
         assert code is not None
         why = f"no answer in {timeout_s:g} s" if code == HUNG else f"its process ended with exit code {code}"
-        return Outcome(code, "", f"{why}\n{self.stacks.read_text()}")
+        return Outcome(code or 1, "", f"{why}\n{self.stacks.read_text()}", gone=True)
 
 
 class Workers:
@@ -176,9 +178,9 @@ class Workers:
             worker.pipe.send((environment, str(directory), list(arguments)))
         outcomes: list[Outcome] = []
         for worker in self._workers[:world]:
-            broken = any(outcome.code < 0 for outcome in outcomes)
+            broken = any(outcome.gone for outcome in outcomes)
             outcomes.append(worker.outcome(1 if broken else timeout_s))
-        if any(outcome.code < 0 for outcome in outcomes):
+        if any(outcome.gone for outcome in outcomes):
             self.stop(kill=True)
         return outcomes
 

@@ -59,7 +59,7 @@ def test_no_choice_that_fits_is_excluded() -> None:
         assert stream is not None
         shape = Shape("1f1b" if virtual == 1 else "interleaved-1f1b", pipeline, virtual, 2 * pipeline, 0)
         # What is there beside the blocks takes the rest.
-        beside = [Layout(stream, shape, exact=True).held(rank)[2].min() for rank in range(pipeline)]
+        beside = [Layout(stream, shape, exact=True).memory_of(rank)[2].min() for rank in range(pipeline)]
         layout = Layout(stream, replace(shape, capacity_bytes=room - max(beside)), exact=True)
         cuts = np.linspace(0, len(names), shape.stages + 1).astype(int)
         laid = np.zeros(len(layout.n_at))
@@ -73,7 +73,7 @@ def test_no_choice_that_fits_is_excluded() -> None:
         said += len(rows)
         sloped += sum(bool((row.values < 0).any()) for row in rows)
         for rank in range(pipeline):
-            members, sizes, free = layout.held(rank)
+            members, sizes, free = layout.memory_of(rank)
             place = {int(at): here for here, at in enumerate(layout.choice_at[members])}
             mine = [row for row in rows if int(row.columns[0]) in place]
             met = np.zeros(len(mine), dtype=bool)
