@@ -65,6 +65,7 @@ class Backward:
         for storage in self.again.pop(at, ()):
             self.heap.drop(storage)
         made += self._gradients(primitive.reads[early:], incoming[0], skipped)
+        self.heap.passing(whole)
         if self.split and at in self.block.paths.joins:
             for gradient in incoming:
                 gradient.storage.references += 1
@@ -108,7 +109,7 @@ class Backward:
             if value in self.present:
                 self.heap.drop(storage)
                 return
-            if storage.references > 1:
+            if storage.references > 1 or not gradient.straight:
                 self.heap.drop(storage)
                 storage = self.heap.make(gradient.size)
             self.heap.move(storage, GRADIENTS)
@@ -184,7 +185,7 @@ class Backward:
             reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
             made = self._gradients(reads, incoming[0], ())
             whole = sum(size for value, size in primitive.sums if value in wanted)
-            self.heap.passing(whole + (0 if joins else primitive.backward_scratch))
+            self.heap.passing(whole + primitive.backward_scratch)
             self._let_go(at)
             for gradient in () if joins else incoming:
                 self.heap.drop(gradient.storage)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from planner.costing.local import LocalBody, Step
@@ -19,6 +20,7 @@ from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.families import VIEW_FAMILY
 from planner.ops.saved import HALF
+from planner.ops.temporaries import temporaries
 
 PASS, PART, ROWS = -1, -2, -3
 """Of a gradient: the incoming one is handed on, or a view of it; a view that does not lie in memory as the value does; one of
@@ -64,6 +66,11 @@ class Tape:
     primitives: list[Primitive] = field(default_factory=list)
     temporary: set[str] = field(default_factory=set)
     at: int = 0
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """Values that some step reads, or the body returns."""
+        return frozenset(value for step in self.local.steps for value in step.operands) | frozenset(self.local.outputs)
 
     def bytes_of(self, value: str) -> int:
         """Of the value itself, whatever storage it lives in."""
@@ -160,17 +167,58 @@ def _outputs(tape: Tape, step: Step) -> list[tuple[str, int | None]]:
 def _single(tape: Tape, step: Step) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own."""
     base = step.node.base if step.node is not None else ""
-    reads, sums, whole = [], [], tape.bytes_of(step.outputs[0])
-    for operand in step.operands:
-        made = tape.bytes_of(operand)
-        if (base in _HANDS_ON and made == whole) or base in _VIEW_GRADIENTS:
-            made = _part(tape, step) if base in _JOINS else PASS
-        gradient = tape.gradient(operand, made) if step.differentiable else None
+    reads, sums = list[tuple[str, int | None]](), []
+    for at, operand in enumerate(step.operands):
+        gradient = tape.gradient(operand, _made(tape, step, at)) if step.differentiable and not (at and base in _LIKE) else None
         reads.append((operand, gradient))
-        if gradient is not None and base in _PRODUCTS and made < whole:
+        whole = _whole(tape, step, at)
+        if gradient is not None and 0 <= gradient < whole:
             sums.append((operand, whole))  # Made whole, then summed (engine.cpp, validate_outputs).
+    scratch = 0
+    if step.differentiable and step.node is not None:
+        layouts = tape.local.layouts
+        operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
+        scratch = temporaries(step.node, operands, outputs, [made is not None for _, made in reads])
+        if base in _PARTS:  # Zeros stand for the gradients of parts that nothing reads.
+            scratch += sum(tape.bytes_of(value) for value in step.outputs if value not in tape.read)
+    broadcast = {operand for operand, _ in sums}
+    reads.sort(key=lambda read: read[0] in broadcast)
     keeps = step.kept if step.differentiable else ()
-    tape.add(reads, _outputs(tape, step), keeps, extra=step.extra_bytes, sums=sums, folds=base in _FOLDED)
+    tape.add(
+        reads, _outputs(tape, step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
+        folds=base in _FOLDED,
+    )
+
+
+def _made(tape: Tape, step: Step, at: int) -> int:
+    """What the gradient of an operand is made as: its bytes, or how it is handed on."""
+    base = step.node.base if step.node is not None else ""
+    made, whole = tape.bytes_of(step.operands[at]), tape.bytes_of(step.outputs[0])
+    if base in _VIEW_GRADIENTS:
+        return _part(tape, step) if base in _JOINS else PASS
+    if base in _SPREADS:
+        return PART
+    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
+    return PASS if hands_on and made == whole else made
+
+
+def _whole(tape: Tape, step: Step, at: int) -> int:
+    """Bytes of an operand's gradient before it is summed over the dims along which the operand was broadcast; 0 where it never
+    is whole."""
+    base = step.node.base if step.node is not None else ""
+    if base in _PRODUCTS or (at and base in _HANDS_ON | _HANDS_ON_FIRST):
+        return 0 if base in _HANDS_ON and _scale(step) == 1 else tape.bytes_of(step.outputs[0])
+    first, second = (tape.local.layouts[value].sizes for value in step.operands) if base == "matmul" else ((), ())
+    if min(len(first), len(second)) < 3:
+        return 0
+    own = tape.local.layouts[step.operands[at]]
+    lead = tape.local.layouts[step.outputs[0]].sizes[:-2]
+    return own.size_bytes // prod(own.sizes[:-2]) * prod(lead)
+
+
+def _scale(step: Step) -> object:
+    """What a sum multiplies its second operand by."""
+    return dict(step.node.arguments).get("alpha", 1) if step.node is not None else 1
 
 
 def _part(tape: Tape, step: Step) -> int:
@@ -184,7 +232,11 @@ def _part(tape: Tape, step: Step) -> int:
 
 
 _FOLDED = frozenset({"linear", "matmul"})
-_HANDS_ON = frozenset({"add", "sub", "clone", "contiguous", "dropout"})
+_HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
+_HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
+_SPREADS = frozenset({"sum"})
+_PARTS = frozenset({"chunk", "split", "split_with_sizes"})
+_LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _JOINS = frozenset({"cat", "concat", "stack"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
@@ -213,7 +265,8 @@ def _rms_norm(tape: Tape, step: Step) -> None:
     tape.add([(source, need)], [(square, size)], [source] if need else [], backward=2 * size)
     tape.add([(square, need)], [(mean, rows)])
     tape.temporary.add(square)
-    tape.add([(mean, rows if need else None)], [(root, rows)], [root] if need else [], backward=2 * rows)
+    # An expression's parts live until it is over, the square too.
+    tape.add([(mean, rows if need else None), (square, None)], [(root, rows)], [root] if need else [], backward=2 * rows)
     scaled = normal if weight is not None or half else step.outputs[0]
     tape.add([(source, need), (root, rows if need else None)], [(scaled, size)], [source, root] if need else [], backward=size)
     if weight is not None:

@@ -49,19 +49,20 @@ _Rule = Callable[[_Call], Saved]
 
 _NOTHING = Saved()
 _KEEP_OUTPUT = frozenset({
-    "exp", "expm1", "log_softmax", "_log_softmax", "reciprocal", "relu", "rsqrt", "sigmoid", "softmax", "_softmax",
-    "sqrt", "tanh",
+    "exp", "exp2", "expm1", "log_softmax", "_log_softmax", "reciprocal", "relu", "rsqrt", "sigmoid", "softmax", "_softmax",
+    "sqrt", "tan", "tanh",
 })
 _KEEP_INPUT = frozenset({
-    "abs", "avg_pool2d", "clamp", "clamp_max", "clamp_min", "cos", "elu", "erf", "gelu", "glu", "hardsigmoid",
-    "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "mish", "relu6", "selu", "silu", "sin", "softplus",
-    "square", "std", "var",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_pool2d", "celu", "clamp", "clamp_max", "clamp_min", "cos",
+    "cosh", "digamma", "elu", "erf", "erfc", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+    "lgamma", "log", "log10", "log1p", "log2", "logit", "mish", "relu6", "selu", "silu", "sin", "sinc", "sinh", "softplus",
+    "softshrink", "square", "std", "threshold", "var",
 })
 _KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod"})
 _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
     "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "lerp", "mean", "neg", "pad", "repeat",
-    "repeat_interleave", "roll", "rsub", "stack", "sub", "sum", "to", "_to_copy", "tril", "triu", "type_as",
-    "adaptive_avg_pool2d", "ceil", "floor", "round", "sign", "zeros_like", "ones_like", "full_like", "empty_like",
+    "repeat_interleave", "roll", "rsub", "stack", "sub", "sum", "to", "_to_copy", "tril", "triu", "trunc", "type_as",
+    "adaptive_avg_pool2d", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like", "full_like", "empty_like",
 })
 _KEEP_INDICES = frozenset({"max", "median", "min", "sort", "topk"})
 
@@ -98,6 +99,12 @@ def saved(
     if node.base in POINTWISE:
         return Saved(floating)
     return Saved(tuple(range(len(operands))), tuple(range(len(outputs))))
+
+
+def has_formula(base: str) -> bool:
+    """Whether it is known what an operation keeps."""
+    plain = _KEEP_NOTHING | _KEEP_OUTPUT | _KEEP_INPUT | _KEEP_BOTH | _KEEP_INDICES | POINTWISE
+    return base in _RULES or base in plain
 
 
 def _over_split_dim(call: _Call, strategy: OpStrategy) -> Saved | None:

@@ -60,6 +60,9 @@ CASES = [
     ("averages", "fp32", Row(pipeline=2, data=2, accumulation=4)),
     ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="interleaved-1f1b", recompute="mixed")),
     ("averages", "fp64", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    # Backward passes in two parts of blocks whose first operations hold more in their backward pass than they return.
+    ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("averages", "fp64", Row(pipeline=2, data=2, accumulation=4, schedule="interleaved-zero-bubble", microbatch=2)),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.ir.graph import Body, Node
 from planner.ir.types import BatchMultiple, Dtype, Ref, TensorType
+from runtime.rehearsal import Recorder
+from runtime.rehearsal_memory import StorageLog
+from runtime.rehearsal_traffic import Traffic
 
 
 def call(node: Node, values: dict[str, Any], batch: int) -> Any:
@@ -63,3 +67,33 @@ def _literal(argument: Any, values: dict[str, Any], batch: int) -> Any:
     if isinstance(argument, tuple):
         return [_literal(item, values, batch) for item in argument]
     return argument
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Bytes beyond those at the beginning when most were alive: in the forward pass, the outputs' own included; in the backward
+    pass, with the outputs' gradients there before and the inputs' gradients held."""
+
+    forward: int
+    backward: int
+
+
+def peaks_by_torch(body: Body, batch: int) -> Passes:
+    """What a body holds at its most while torch runs it on fake CPU tensors."""
+    log = StorageLog()
+    with FakeTensorMode(), Recorder(Traffic({}), log):
+        values = {value.name: make(value.type, batch, value.differentiable) for value in body.inputs}
+        given = [values[value.name] for value in body.inputs if value.differentiable]
+        log.begin()
+        before = sum(log.peak().values())
+        for node in body.nodes:
+            values[node.name] = call(node, values, batch)
+        forward = sum(log.peak().values()) - before
+        outputs = [values[name] for name in body.outputs if values[name].requires_grad]
+        arrived = [torch.empty_like(output) for output in outputs]
+        log.begin()
+        before = sum(log.peak().values())
+        gradients = torch.autograd.grad(outputs, given, arrived)
+        backward = sum(log.peak().values()) - before
+        del gradients
+    return Passes(forward, backward)

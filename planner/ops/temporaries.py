@@ -1,0 +1,143 @@
+"""What torch's derivative formulas hold beside the gradients that they return: an expression's parts live until it is over.
+
+Source: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.cpp of torch 2.13. Formulas that are one kernel
+(``gelu``, ``softmax``, matrix products) hold nothing. The tests hold every number to the storages of torch's own backward pass
+on fake CPU tensors; fused kernels of a compiler would need less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.ir.graph import Node
+from planner.ir.types import DTYPE_BYTES, Argument
+from planner.ops.layout import Layout
+from planner.ops.saved import has_formula
+
+_TENSORS: Mapping[str, int] = {
+    "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3, "cos": 2,
+    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "erf": 4, "erfc": 4, "exp2": 1,
+    "expm1": 1, "gather": 1, "hypot": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1, "log1p": 1, "log2": 1,
+    "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "nan_to_num": 1, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
+    "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
+}
+"""By operation, tensors as large as the first operand or the result."""
+_KERNELS = frozenset({
+    "adaptive_avg_pool1d", "avg_pool1d", "conv_transpose1d", "conv_transpose2d", "huber_loss", "instance_norm", "max_pool1d",
+    "pixel_shuffle", "pixel_unshuffle", "scatter_add", "smooth_l1_loss", "upsample_bicubic2d", "upsample_bilinear2d",
+    "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
+})
+"""One kernel, though what they keep has no formula."""
+_UNKNOWN = 2
+"""Tensors of an operation that has no formula: most have fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    node: Node
+    operands: Sequence[Layout]
+    outputs: Sequence[Layout]
+    needs: Sequence[bool]
+
+    def given(self, name: str) -> Argument:
+        return dict(self.node.arguments).get(name)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the first result."""
+        return self.outputs[0].size_bytes
+
+    @property
+    def elements(self) -> int:
+        """Of the first result: bytes of a mask."""
+        return self.outputs[0].elements
+
+    @property
+    def scalar(self) -> int:
+        """Bytes of one number."""
+        return DTYPE_BYTES[self.outputs[0].dtype]
+
+    @property
+    def second(self) -> bool:
+        """Whether the second operand has a gradient."""
+        return len(self.needs) > 1 and self.needs[1]
+
+
+def temporaries(node: Node, operands: Sequence[Layout], outputs: Sequence[Layout], needs: Sequence[bool]) -> int:
+    """Bytes that a backward pass of ``node`` holds at its most, beside what came in, what was kept, and what it returns.
+    ``operands`` aligns with ``Node.operands``, as ``needs``: whether it has a gradient; ``outputs`` with ``Node.types``."""
+    rule = _RULES.get(node.base)
+    if rule is not None:
+        return rule(_Call(node, operands, outputs, needs))
+    known = node.base in _TENSORS or node.base in _KERNELS or has_formula(node.base)
+    return (_TENSORS.get(node.base, 0) if known else _UNKNOWN) * max(operands[0].size_bytes, outputs[0].size_bytes)
+
+
+def _quotient(call: _Call) -> int:
+    """``-grad * ((self / other) / other)`` for the divisor; ``fmod``: ``-grad * self.div(other, "trunc")``."""
+    return 2 * call.size if call.second else 0
+
+
+def _difference(call: _Call) -> int:
+    """``-grad * alpha`` for what is taken away."""
+    return call.size if call.second and call.given("alpha") not in (None, 1) else 0
+
+
+def _power(call: _Call) -> int:
+    """``grad * (exponent * self.pow(exponent - 1))``; of an exponent ``grad * (result * self.log())``, masked where 0 ** 0."""
+    if len(call.operands) > 1:
+        return 4 * call.size + call.elements + call.scalar
+    return (2 if isinstance(call.given("exponent"), (int, float)) else 1) * call.size
+
+
+def _clamped(call: _Call) -> int:
+    """A mask for each bound, and a zero."""
+    bounds = [name for name in ("min", "max") if call.given(name) is not None]
+    return len(bounds) * call.elements + call.scalar
+
+
+def _chosen(call: _Call) -> int:
+    """``where``: a zero."""
+    return call.scalar
+
+
+def _larger(call: _Call) -> int:
+    """``maximum``: half of the gradient where both are alike, and masks."""
+    return call.size + 2 * call.elements
+
+
+def _extreme(call: _Call) -> int:
+    """``amax``: where it is, how often (a 64-bit number), and the gradient's share."""
+    return call.operands[0].elements + 8 * call.elements + call.size
+
+
+def _selected(call: _Call) -> int:
+    """``max`` along a dim: zeros, into a copy of which the gradient is scattered; of all, and of two tensors, as above."""
+    if len(call.operands) > 1:
+        return _larger(call)
+    return call.operands[0].size_bytes if len(call.outputs) > 1 else _extreme(call)
+
+
+def _deviation(call: _Call) -> int:
+    """``std``: the centred operand, and three rows of numbers."""
+    return call.operands[0].size_bytes + 3 * call.size
+
+
+def _variance(call: _Call) -> int:
+    """The centred operand, and two rows."""
+    return call.operands[0].size_bytes + 2 * call.size
+
+
+def _length(call: _Call) -> int:
+    """A norm: the operand scaled, and a mask of rows that are zero; powers other than 1 and 2 hold the operand's powers too."""
+    order = call.given("ord")
+    return (1 if order in (1, 2) else 3) * call.operands[0].size_bytes + (0 if order == 1 else call.elements)
+
+
+_RULES: Mapping[str, Callable[[_Call], int]] = {
+    "amax": _extreme, "amin": _extreme, "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient,
+    "fmod": _quotient, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
+    "min": _selected, "minimum": _larger, "pow": _power, "std": _deviation, "sub": _difference, "var": _variance,
+    "where": _chosen,
+}

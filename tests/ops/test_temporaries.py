@@ -1,0 +1,89 @@
+"""What an operation holds at its most in either pass, against torch's own storages on fake CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.costing.local import localise
+from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.storages import Arrival
+from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.types import Argument, Ref, TensorType
+from tests.ops.interpret import Passes, peaks_by_torch
+from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary
+
+ROWS = (2, 16)
+
+
+def along(base: str, output: tuple[int, ...], **extra: Argument) -> Case:
+    return base, (("self", Ref("a")), *extra.items()), (S,), output
+
+
+EXACT = [
+    *(case for case in CASES if not case[0].startswith(("add", "sub"))),
+    *((base, (("self", Ref("a")), ("other", Ref("b")), ("alpha", scale)), (S, second), S)
+      for base in ("add.Tensor", "sub.Tensor") for second in (S, (32,), (2, 1, 32)) for scale in (1, 2)),
+    *(unary(base) for base in (
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erfc", "exp2", "frac", "hardsigmoid", "lgamma",
+        "log10", "log2", "sinc", "sinh", "softshrink", "softplus", "tan", "trunc",
+    )),
+    unary("pow.Tensor_Scalar", exponent=3), unary("pow.Tensor_Scalar", exponent=0.5), unary("clamp", min=0, max=1),
+    unary("clamp", min=0, max=None), unary("clamp_min", min=0.5), unary("remainder.Scalar", other=0.7),
+    unary("rsub.Scalar", other=1),
+    ("pow.Scalar", (("self", 2.0), ("exponent", Ref("a"))), (S,), S),
+    *(binary(base, second) for base in ("mul", "div") for second in ((2, 1, 32), (2, 16, 1))),
+    ("atan2", (("self", Ref("a")), ("other", Ref("b"))), (S, S), S),
+    *((base, (("self", Ref("a")), ("other", Ref("b"))), (S, S), S) for base in ("maximum", "minimum", "hypot", "fmod.Tensor")),
+    ("pow.Tensor_Tensor", (("self", Ref("a")), ("exponent", Ref("b"))), (S, S), S),
+    *(along(base, ROWS, dim=(-1,), keepdim=False) for base in ("amax", "amin", "sum.dim_IntList", "mean.dim", "logsumexp")),
+    *(along(f"{base}.dim", ROWS, dim=(-1,), unbiased=True, keepdim=False) for base in ("var", "std")),
+    *(along("linalg_vector_norm", ROWS, ord=order, dim=(-1,), keepdim=False) for order in (1, 2)),
+    along("prod.dim_int", ROWS, dim=-1, keepdim=False), unary("cumsum", dim=1), unary("flip", dims=(1,)), unary("neg"),
+    along("sum", ()), along("mean", ()),
+]
+
+
+def predicted(body: Body) -> Passes:
+    passes = BlockPasses(Emitted(localise(body, None, 1)), "none")
+    arrived = tuple(Arrival(at, size, held=True) if size else None for at, size in enumerate(passes.gradient_bytes))
+    return Passes(sum(passes.forward.peak), sum(passes.backward(arrivals=arrived).peak))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: f"{case[0]}-{case[2][-1]}-{case[1][-1][1]}")
+def test_operation(case: Case, dtype: str) -> None:
+    op, arguments, shapes, output = case
+    inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in zip("abc", shapes, strict=False))
+    node = Node("out", op, arguments, (TensorType(output, dtype),), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+SEVERAL: list[tuple[str, Arguments, tuple[int, ...], tuple[str, str]]] = [
+    ("max.dim", (("self", Ref("a")), ("dim", -1), ("keepdim", False)), ROWS, ("float32", "int64")),
+    ("sort", (("self", Ref("a")), ("dim", -1), ("descending", False)), S, ("float32", "int64")),
+    ("topk", (("self", Ref("a")), ("k", 4), ("dim", -1)), (2, 16, 4), ("float32", "int64")),
+    ("cummax", (("self", Ref("a")), ("dim", 1)), S, ("float32", "int64")),
+]
+
+
+@pytest.mark.parametrize("case", SEVERAL, ids=lambda case: case[0])
+def test_the_first_of_two_results(case: tuple[str, Arguments, tuple[int, ...], tuple[str, str]]) -> None:
+    op, arguments, shape, dtypes = case
+    types = tuple(TensorType(shape, dtype) for dtype in dtypes)
+    nodes = (
+        Node("both", op, arguments, types, differentiable=True),
+        Node("out", "getitem", (("self", Ref("both")), ("index", 0)), types[:1], differentiable=True),
+    )
+    body = Body("Case", (BodyValue("a", TensorType(S, "float32"), True),), (), (), nodes, ("out",))
+    assert predicted(body).backward == peaks_by_torch(body, 1).backward
+
+
+def test_zeros_stand_for_a_part_that_nothing_reads() -> None:
+    half = TensorType((2, 16, 16), "float32")
+    nodes = (
+        Node("parts", "chunk", (("self", Ref("a")), ("chunks", 2), ("dim", -1)), (half, half), differentiable=True),
+        Node("out", "getitem", (("self", Ref("parts")), ("index", 0)), (half,), differentiable=True),
+    )
+    body = Body("Case", (BodyValue("a", TensorType(S, "float32"), True),), (), (), nodes, ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
