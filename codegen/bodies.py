@@ -9,13 +9,13 @@ from codegen.naming import unique
 from codegen.program import HALF, Compute, Convert, Function, LocalArgument, Repeat, Statement, Variable
 from planner.ir.errors import InternalError
 from planner.ir.graph import Body, Node
+from planner.ir.inlining import draws
 from planner.ir.localize import localize
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, Placement, conversion, local_type
 from planner.ir.types import Ref
 
 _SUFFIX = {"copy": "shared", "all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "scattered",
            "slice": "local", "all_to_all": "exchanged"}
-_RANDOM = {"dropout": "p", "native_dropout": "p", "scaled_dot_product_attention": "dropout_p"}
 
 
 @dataclass
@@ -191,7 +191,7 @@ def _sums_half_logits(node: Node) -> bool:
 
 def random_sites(body: Body) -> Mapping[str, int]:
     """A number for every node that draws random masks, by its order in the body."""
-    names = [n.name for n in body.nodes if n.base in _RANDOM and n.argument(_RANDOM[n.base])]
+    names = [node.name for node in body.nodes if draws(node)]
     return {name: site for site, name in enumerate(names)}
 
 

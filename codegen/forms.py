@@ -45,8 +45,9 @@ def _made(text: str, *positional: str, **keywords: LocalArgument) -> Form:
     return Form(text, positional, tuple((k, k, v) for k, v in keywords.items()), device=True)
 
 
-_UNARY = ("abs", "exp", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sigmoid", "erf",
-          "square", "reciprocal", "floor", "ceil", "round", "sign", "isnan", "isinf", "t", "contiguous", "logical_not")
+_UNARY = ("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1",
+          "sqrt", "rsqrt", "sin", "sinh", "cos", "cosh", "tan", "tanh", "sigmoid", "erf", "erfc", "square", "reciprocal",
+          "floor", "ceil", "round", "trunc", "frac", "sign", "isnan", "isinf", "t", "contiguous", "logical_not")
 _ACTIVATIONS = ("silu", "relu", "relu6", "mish", "hardswish", "hardsigmoid", "selu")
 _REDUCTIONS = ("sum.dim_IntList", "mean.dim")
 
@@ -58,6 +59,7 @@ FORMS: dict[str, Form] = {
     "reshape": _method("reshape", "shape", star=True),
     "view": _method("reshape", "size", star=True),
     "expand": Form("expand", ("self", "size"), hidden=(("implicit", False),), method=True, star=True),
+    "expand_as": _method("expand_as", "other"),
     "permute": _method("permute", "dims", star=True),
     "transpose.int": _method("transpose", "dim0", "dim1"),
     "unsqueeze": _method("unsqueeze", "dim"),
@@ -88,6 +90,11 @@ FORMS: dict[str, Form] = {
     "sum": _method("sum", dtype=None),
     "mean": _method("mean", dtype=None),
     **{name: _method(name.split(".")[0], "dim", keepdim=False, dtype=None) for name in _REDUCTIONS},
+    "var.dim": _method("var", "dim", unbiased=True, keepdim=False),
+    "std.dim": _method("std", "dim", unbiased=True, keepdim=False),
+    "linalg_vector_norm": _function("torch.linalg.vector_norm", "self", ord=2, dim=None, keepdim=False, dtype=None),
+    "logsumexp": _method("logsumexp", "dim", keepdim=False),
+    "prod.dim_int": _method("prod", "dim", keepdim=False, dtype=None),
     "amax": _method("amax", "dim", keepdim=False),
     "amin": _method("amin", "dim", keepdim=False),
     "any": _method("any"),
@@ -106,6 +113,9 @@ FORMS: dict[str, Form] = {
     "where.ScalarSelf": _function("torch.where", "condition", "self", "other"),
     "where.Scalar": _function("torch.where", "condition", "self", "other"),
     "outer": _function("torch.outer", "self", "vec2"),
+    "addcmul": _function("torch.addcmul", "self", "tensor1", "tensor2", value=1),
+    "lerp.Scalar": _method("lerp", "end", "weight"),
+    "lerp.Tensor": _method("lerp", "end", "weight"),
     "maximum": _function("torch.maximum", "self", "other"),
     "minimum": _function("torch.minimum", "self", "other"),
     "full_like": _function("torch.full_like", "self", "fill_value", dtype=None),
@@ -130,6 +140,8 @@ FORMS: dict[str, Form] = {
     ),
     "gelu": _function("F.gelu", "self", approximate="none"),
     "elu": Form("F.elu", ("self",), (("alpha", "alpha", 1),), hidden=(("scale", 1), ("input_scale", 1))),
+    "glu": _function("F.glu", "self", dim=-1),
+    "log_sigmoid": _function("F.logsigmoid", "self"),
     "leaky_relu": _function("F.leaky_relu", "self", negative_slope=0.01),
     "softplus": _function("F.softplus", "self", beta=1, threshold=20),
     "softmax.int": _function("F.softmax", "self", dim=None, dtype=None),
@@ -168,7 +180,3 @@ BINARY: dict[str, tuple[str, int]] = {
 """Operators with their precedence. ``alpha`` other than 1 has no operator."""
 
 COMPARISON, UNARY, ATOM = 0, 7, 10
-VIEWS = frozenset({
-    "reshape", "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "unflatten", "contiguous", "t",
-    "slice", "select", "to", "type_as", "neg", "clone",
-})

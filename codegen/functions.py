@@ -6,16 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from codegen.expressions import Scope, Text, render_compute
-from codegen.forms import VIEWS
 from codegen.program import Compute, Convert, Function, LocalArgument, Repeat, Statement
 from planner.ir.errors import InternalError
+from planner.ir.inlining import PARAMETER, VALUE, expression_size, inlined
 from planner.ir.placement import local_type
 from planner.ir.types import BatchMultiple, Ref, references
 
 WIDTH = 110
-INLINE_WIDTH = 84
-OPERAND_WIDTH = 50
-_LEADING = frozenset({"linear", "matmul", "mm", "layer_norm", "rms_norm", "embedding"})
 
 
 def render_function(function: Function, *, method: bool, annotations: str = "") -> list[str]:
@@ -53,6 +50,7 @@ class _Writer:
         self.scope = Scope(self.texts, "batch", device, set())
         self.uses = Counter(name for s in function.statements for name in _reads(s)) + Counter(function.outputs)
         self.consumer = {name: s for s in function.statements for name in _reads(s)}
+        self.sizes = {name: PARAMETER if name in function.attributes else VALUE for name in function.variables}
         self.linears: dict[str, Compute] = {}
         self.module = ""
 
@@ -99,8 +97,9 @@ class _Writer:
         if self.function.outputs == (target,) and self.uses[target] == 1 and statement is self.function.statements[-1]:
             self.texts[target] = text
             return
-        if self._inlined(statement, target, text):
-            self.texts[target] = text
+        size = expression_size(self.sizes[name] for name in _reads(statement))
+        if self._inlined(statement, target, size):
+            self.texts[target], self.sizes[target] = text, size
             if statement.node.base == "linear" and dict(statement.arguments).get("bias") is None:
                 self.linears[target] = statement
             return
@@ -117,24 +116,14 @@ class _Writer:
                 return render_compute(Compute(linear.node, fused, statement.targets), self.scope)
         return render_compute(statement, self.scope)
 
-    def _inlined(self, statement: Compute, target: str, text: Text) -> bool:
-        if self.uses[target] != 1 or target in self.function.outputs:
+    def _inlined(self, statement: Compute, target: str, size: int) -> bool:
+        if self.uses[target] != 1 or target in self.function.outputs or statement.call:
             return False
         consumer = self.consumer[target]
-        if len(text.text) > INLINE_WIDTH or statement.call:
-            return False
-        base = statement.node.base
-        if isinstance(consumer, Convert):
-            return base in _LEADING
-        if isinstance(consumer, Repeat):
-            return False
-        if base == "linear" and _adds_bias(consumer, self.function):
-            return _first(consumer) == target
-        if consumer.node.base in VIEWS | {"split", "split_with_sizes", "chunk"} and _first(consumer) == target:
-            return base in VIEWS | _LEADING | {"add"}
-        mine, its = statement.node.source, consumer.node.source
-        same_line = mine is not None and its is not None and (mine.file, mine.line) == (its.file, its.line)
-        return same_line and len(text.text) <= OPERAND_WIDTH
+        if not isinstance(consumer, Compute):
+            return isinstance(consumer, Convert) and inlined(statement.node, None, size, leads=True, bias=False)
+        leads, bias = _first(consumer) == target, _adds_bias(consumer, self.function)
+        return inlined(statement.node, consumer.node, size, leads=leads, bias=bias)
 
 
 def _first(statement: Compute) -> str:

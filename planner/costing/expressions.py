@@ -1,9 +1,5 @@
-"""Which values of a body a variable of the emitted function holds, and which are written into the expression that reads them.
-
-A variable holds its tensor until the function returns; what is written into an expression goes as soon as it is read. The
-rule is the emitted text's own (docs/program.md): one reader, on the user's own line, and short enough to be read. Lengths are
-estimated from the names, a little too long rather than too short, so that a value in doubt is taken to be held.
-"""
+"""Which values of a body a variable of the emitted function holds, and which are written into the expression that reads them:
+the emitted text's own rule (:mod:`planner.ir.inlining`)."""
 
 from __future__ import annotations
 
@@ -11,46 +7,26 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from planner.costing.local import LocalBody, Step
-from planner.ir.graph import Node
-from planner.ir.types import Ref
-from planner.ops.families import VIEW_FAMILY
-
-WIDEST_LINE, WIDEST_OPERAND = 84, 50
-_LEADING = frozenset({"linear", "matmul", "mm", "layer_norm", "rms_norm", "embedding"})
-_CHAINED = frozenset({
-    "reshape", "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "unflatten", "contiguous", "t",
-    "slice", "select", "to", "type_as", "neg", "clone",
-})
-_PARTED = frozenset({"split", "split_with_sizes", "chunk"})
-_OPERATORS = frozenset({"add", "sub", "mul", "div", "matmul", "mm", "neg"})
-_BARE = frozenset({"normalized_shape"})
-_UNSAID = frozenset({"cudnn_enable", "cudnn_enabled"})
-_DEFAULTS = frozenset({
-    ("layer_norm", "eps", 1e-5), ("group_norm", "eps", 1e-5), ("embedding", "padding_idx", -1), ("gelu", "approximate", "none"),
-    ("leaky_relu", "negative_slope", 0.01), ("elu", "alpha", 1),
-    *((conv, name, (value,) * dims) for conv, dims in (("conv1d", 1), ("conv2d", 2))
-      for name, value in (("stride", 1), ("padding", 0), ("dilation", 1))),
-    ("conv1d", "groups", 1), ("conv2d", "groups", 1),
-})
+from planner.ir.inlining import PARAMETER, VALUE, draws, expression_size, inlined
 
 
 def named_values(local: LocalBody) -> frozenset[str]:
     """Values that live until the function returns (or longer, where autograd keeps them)."""
+    called = _called(local.steps)
     readers: dict[str, list[Step]] = {}
     for step in local.steps:
-        for operand in step.operands:
-            readers.setdefault(operand, []).append(step)
+        for operand in step.operands if called.keys().isdisjoint(step.outputs) else ():
+            readers.setdefault(called.get(operand, operand), []).append(step)
     parameters = {value.name for value in (*local.body.parameters, *local.body.buffers)}
-    lengths = {name: len(name) + 5 for name in parameters}
-    named = set(local.outputs)
+    sizes, outputs = dict.fromkeys(parameters, PARAMETER), {called.get(value, value) for value in local.outputs}
+    biases = {value.name for value in local.body.parameters if value.type.rank == 1}
+    written = set[str]()
     for step in local.steps:
-        for value in step.outputs:
-            length = _length(step, lengths)
-            if value not in local.outputs and _inlined(step, readers.get(value, ()), length, parameters):
-                lengths[value] = length
-            else:
-                named.add(value)
-    return frozenset(named)
+        size = expression_size(sizes.get(called.get(value, value), VALUE) for value in step.operands)
+        if outputs.isdisjoint(step.outputs) and _inlined(step, readers.get(step.outputs[0], ()), size, called, biases):
+            written.add(step.outputs[0])
+            sizes[step.outputs[0]] = size
+    return frozenset(value for step in local.steps for value in step.outputs if called.get(value, value) not in written)
 
 
 def in_emitted_order(local: LocalBody) -> LocalBody:
@@ -74,51 +50,31 @@ def in_emitted_order(local: LocalBody) -> LocalBody:
     return replace(local, steps=tuple(steps))
 
 
-def _length(step: Step, lengths: Mapping[str, int]) -> int:
-    """Characters of a step's expression."""
-    operands = [lengths.get(value, len(value)) for value in step.operands]
-    if step.node is None:
-        return sum(operands) + 24
-    base = step.node.base
-    if base in _OPERATORS:
-        return sum(operands) + 3 * (len(operands) - 1) + (0 if len(operands) > 1 else 5)
-    literals = [
-        (0 if name in _BARE or base in VIEW_FAMILY else len(name) + 1) + len(str(value)) + 2
-        for name, value in step.node.arguments
-        if not isinstance(value, Ref) and value not in (None, False, ()) and not _refers(value)
-        and name not in _UNSAID and (base, name, value) not in _DEFAULTS
-    ]
-    prefix = 1 if base in VIEW_FAMILY else 2
-    return prefix + len(base) + 2 + sum(operands) + 2 * max(len(operands) - 1, 0) + sum(literals)
+def _called(steps: Sequence[Step]) -> Mapping[str, str]:
+    """By value that is another one in all but its placement, what the text calls it."""
+    called: dict[str, str] = {}
+    for step in steps:
+        if step.conversion is not None and step.conversion.forward == step.conversion.backward == "identity":
+            called[step.outputs[0]] = called.get(step.operands[0], step.operands[0])
+    return called
 
 
-def _refers(value: object) -> bool:
-    return isinstance(value, tuple) and any(isinstance(item, Ref) for item in value)
-
-
-def _inlined(step: Step, readers: Sequence[Step], length: int, parameters: Set[str]) -> bool:
+def _inlined(step: Step, readers: Sequence[Step], size: int, called: Mapping[str, str], biases: Set[str]) -> bool:
     node = step.node
-    if node is None or node.base == "getitem" or len(step.outputs) != 1 or len(readers) != 1:
+    if node is None or node.base == "getitem" or len(step.outputs) != 1 or len(readers) != 1 or _calls_runtime(step):
         return False
-    if length > WIDEST_LINE or _calls_runtime(step):
-        return False
-    reader = readers[0]
-    if reader.node is None:
-        return node.base in _LEADING
-    if node.base == "linear" and reader.node.base == "add" and set(reader.operands) & parameters:
-        return reader.operands[0] == step.outputs[0]
-    if reader.node.base in _CHAINED | _PARTED and reader.operands[0] == step.outputs[0]:
-        return node.base in _CHAINED or node.base in _LEADING or node.base == "add"
-    return _same_line(node, reader.node) and length <= WIDEST_OPERAND
+    (reader,) = readers
+    first, *others = (called.get(value, value) for value in reader.operands)
+    leads = first == step.outputs[0]
+    adds = reader.node is not None and reader.node.op == "add.Tensor" and dict(reader.node.arguments).get("alpha", 1) == 1
+    bias = adds and not biases.isdisjoint(others)
+    return inlined(node, reader.node, size, leads=leads, bias=bias)
 
 
 def _calls_runtime(step: Step) -> bool:
-    strategy = step.strategy
+    strategy, node = step.strategy, step.node
+    if node is not None and draws(node):
+        return True
     return strategy is not None and (bool(strategy.forward) or (strategy.outputs[0].state == "partial" and (
-        step.node is not None and step.node.base == "embedding"
+        node is not None and node.base == "embedding"
     )))
-
-
-def _same_line(first: Node, second: Node) -> bool:
-    mine, its = first.source, second.source
-    return mine is not None and its is not None and (mine.file, mine.line) == (its.file, its.line)
