@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from planner.costing.primitives import PART, PASS, ROWS, Reads
 from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Storage
+from planner.costing.tape import PART, PASS, ROWS, Reads
 
 if TYPE_CHECKING:
     from planner.costing.passes import BlockPasses, Kind

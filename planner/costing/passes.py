@@ -21,7 +21,7 @@ from planner.costing.backward import Backward
 from planner.costing.expressions import in_emitted_order, named_values
 from planner.costing.local import LocalBody
 from planner.costing.paths import Paths
-from planner.costing.primitives import Primitive, needs_gradient, record
+from planner.costing.primitives import record
 from planner.costing.storages import (
     ACTIVATIONS,
     OUTSIDE,
@@ -34,6 +34,7 @@ from planner.costing.storages import (
     Pass,
     Storage,
 )
+from planner.costing.tape import Primitive, needs_gradient
 from planner.ir.costed import Recompute
 from planner.ir.regions import recompute_regions
 

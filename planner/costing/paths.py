@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from planner.costing.local import LocalBody
-from planner.costing.primitives import PART, PASS, ROWS, Primitive
+from planner.costing.tape import PART, PASS, ROWS, Primitive
 
 
 class Paths:

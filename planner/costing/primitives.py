@@ -10,97 +10,18 @@ a dim are taken apart, because their parts live and die one by one. Sources: ``t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 from math import prod
 
+from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
+from planner.costing.tape import PART, PASS, ROWS, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.families import VIEW_FAMILY
+from planner.ops.layout import fused_attention
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
-
-PASS, PART, ROWS = -1, -2, -3
-"""Of a gradient: the incoming one is handed on, or a view of it; a view that does not lie in memory as the value does; one of
-which only the rows lie apart."""
-
-
-Reads = tuple[tuple[str, int | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Primitive:
-    """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
-
-    ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS` and the like, or None: none).
-    ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages
-    are kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive
-    beside the results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine
-    makes when the node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made
-    whole first, for an operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before
-    it is used (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place
-    (products of more than two dims are products of two); ``step``: position of the step that it belongs to.
-    """
-
-    step: int
-    reads: Reads
-    makes: tuple[tuple[str, int | None], ...]
-    keeps: tuple[str, ...] = ()
-    keeps_extra: int = 0
-    forward_scratch: int = 0
-    backward_scratch: int = 0
-    differentiable: bool = True
-    late: int = 0
-    sums: tuple[tuple[str, int], ...] = ()
-    lines: bool = False
-    folds: bool = False
-
-
-@dataclass
-class Tape:
-    """Primitives under construction for one body. ``temporary``: values that no variable of the emitted code holds."""
-
-    local: LocalBody
-    primitives: list[Primitive] = field(default_factory=list)
-    temporary: set[str] = field(default_factory=set)
-    at: int = 0
-
-    @cached_property
-    def read(self) -> frozenset[str]:
-        """Values that some step reads, or the body returns."""
-        return frozenset(value for step in self.local.steps for value in step.operands) | frozenset(self.local.outputs)
-
-    def bytes_of(self, value: str) -> int:
-        """Of the value itself, whatever storage it lives in."""
-        return self.local.layouts[value].size_bytes
-
-    def gradient(self, value: str, made: int) -> int | None:
-        """``made`` where the value needs a gradient."""
-        return made if needs_gradient(self.local, value) else None
-
-    def add(
-        self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
-        keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
-        sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
-    ) -> None:
-        """Append a primitive; it is differentiable where anything it reads has a gradient."""
-        self.primitives.append(Primitive(
-            self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
-            any(made is not None for _, made in reads), late, tuple(sums), lines, folds,
-        ))
-
-    def name(self, suffix: str) -> str:
-        """A value of the current step that no variable holds."""
-        value = f"{self.at}:{suffix}"
-        self.temporary.add(value)
-        return value
-
-
-def needs_gradient(local: LocalBody, value: str) -> bool:
-    """Whether autograd computes a gradient of a value of the body."""
-    return value.split(" -> ")[0].split("#")[0] in local.body.differentiable
 
 
 def record(local: LocalBody) -> Tape:
@@ -297,6 +218,16 @@ def _group_norm(tape: Tape, step: Step) -> None:
     return None
 
 
+def _attention(tape: Tape, step: Step) -> None:
+    """By a fused kernel one node; else as torch composes it."""
+    assert step.node is not None
+    operands = [tape.local.layouts[value] for value in step.operands]
+    if fused_attention(step.node, operands, len(operands) > 3 and needs_gradient(tape.local, step.operands[3])):
+        return _single(tape, step)
+    ComposedAttention(tape, step).record()
+    return None
+
+
 def _loss(tape: Tape, step: Step) -> None:
     """``log_softmax``, then ``nll_loss``: each makes a gradient of the logits' size, one after the other."""
     logits = step.operands[0]
@@ -387,5 +318,6 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "group_norm": _group_norm, "loss": _loss, "rms_norm": _rms_norm,
-    "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": _vocabulary_loss,
+    "scaled_dot_product_attention": _attention, "vocabulary_embedding": _vocabulary_embedding,
+    "vocabulary_loss": _vocabulary_loss,
 }

@@ -271,16 +271,23 @@ def _attention(call: _Call) -> Saved:
         if masked and call.operands[3].dtype == "bool":
             return Saved((0, 1, 2), (0,), rows + call.operands[3].elements * DTYPE_BYTES[query.dtype])
         return Saved(tuple(range(len(call.operands))), (0,), rows)
-    item = DTYPE_BYTES[_accumulate(query.dtype)]
-    heads = math.prod(query.sizes[:-2])
-    scores = heads * query.sizes[-2] * key.sizes[-2] * item
-    dropout = bool(call.arguments.get("dropout_p", 0.0))
-    extra = (query.elements + heads * math.prod(key.sizes[-2:])) * item + scores * (3 if dropout else 1)
-    expanded = heads != math.prod(value.sizes[:-2])
-    kept = query.dtype not in HALF and not expanded and (
-        reshaped(value, (heads, *value.sizes[-2:])) is not None
-    )
-    return Saved((2,) if kept else (), (), extra + (0 if kept else heads * math.prod(value.sizes[-2:]) * item))
+    item, lead = DTYPE_BYTES[_accumulate(query.dtype)], query.sizes[:-2]
+    scores = math.prod(lead) * query.sizes[-2] * key.sizes[-2] * item
+    repeats = bool(call.arguments.get("enable_gqa")) and key.sizes[:-2] != lead
+    extra = query.size_bytes // DTYPE_BYTES[query.dtype] * item + scores * (3 if call.arguments.get("dropout_p", 0.0) else 1)
+    extra += product_elements(key, lead, repeats) * item
+    kept = query.dtype not in HALF and not repeats and folds(value, lead)
+    return Saved((2,) if kept else (), (), extra + (0 if kept else product_elements(value, lead, repeats) * item))
+
+
+def folds(factor: Layout, lead: Sequence[int]) -> bool:
+    """Whether a batched product takes a factor as it lies, broadcast over the dims ``lead`` and these made one."""
+    return reshaped(_expanded(factor, lead), (math.prod(lead), *factor.sizes[-2:])) is not None
+
+
+def product_elements(factor: Layout, lead: Sequence[int], repeated: bool) -> int:
+    """What a batched product keeps of a factor: all of it, where it is copied for that (or was ``repeated`` before)."""
+    return factor.elements if not repeated and folds(factor, lead) else math.prod((*lead, *factor.sizes[-2:]))
 
 
 def _dropout(call: _Call) -> Saved:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.storages import Arrival
 from planner.ir.graph import Body, BodyValue, Node
 from planner.ir.types import Argument, Ref, TensorType
-from tests.ops.interpret import Passes, peaks_by_torch
+from tests.ops.interpret import Passes, peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary
+from tests.torch_versions import flash_attention_keeps
 
 ROWS = (2, 16)
 
@@ -56,6 +58,47 @@ def test_operation(case: Case, dtype: str) -> None:
     inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in zip("abc", shapes, strict=False))
     node = Node("out", op, arguments, (TensorType(output, dtype),), differentiable=True)
     body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+def attention(
+    dtype: str, dropout: float, causal: bool, heads: int, *, transposed: bool, masked: bool = False, batch: int = 2
+) -> Body:
+    """Four heads of the query on as many or fewer of the keys: grouped where it is two, broadcast where it is one."""
+    shape = {"q": (batch, 4, 16, 8), "k": (batch, heads, 16, 8), "v": (batch, heads, 16, 8)}
+    lying = {name: (b, s, h, d) if transposed else (b, h, s, d) for name, (b, h, s, d) in shape.items()}
+    inputs = [BodyValue(name, TensorType(sizes, dtype), True) for name, sizes in lying.items()]
+    if masked:
+        inputs.append(BodyValue("m", TensorType((16, 16), "bool"), False))
+    turned = tuple(
+        Node(f"{name}t", "transpose.int", (("self", Ref(name)), ("dim0", 1), ("dim1", 2)), (TensorType(sizes, dtype),),
+             differentiable=True)
+        for name, sizes in shape.items() if transposed
+    )
+    names = [f"{name}t" if transposed else name for name in shape]
+    arguments: Arguments = (
+        *zip(("query", "key", "value"), map(Ref, names), strict=True), ("attn_mask", Ref("m") if masked else None),
+        ("dropout_p", dropout), ("is_causal", causal), ("scale", None), ("enable_gqa", heads == 2),
+    )
+    node = Node("o", "scaled_dot_product_attention", arguments, (TensorType(shape["q"], dtype),), differentiable=True)
+    return Body("Case", tuple(inputs), (), (), (*turned, node), ("o",))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_attention(dtype: str, dropout: float, causal: bool, heads: int, transposed: bool) -> None:
+    flash_attention_keeps(dtype if not dropout else "")
+    body = attention(dtype, dropout, causal, heads, transposed=transposed, batch=1 if causal else 2)
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_attention_under_a_mask_and_dropout(dtype: str) -> None:
+    body = attention(dtype, 0.1, False, 4, transposed=True, masked=True)
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
