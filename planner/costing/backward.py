@@ -170,18 +170,21 @@ class Backward:
         return added
 
     def _group(self, nodes: Sequence[int]) -> list[Storage]:
-        """Gradients of the parameters that join at these nodes; those that are added to older ones are returned."""
+        """Gradients of the parameters that join at these nodes; those that are added to older ones are returned. Where one
+        of the nodes leads to another, the way between is gone again, and what arrives is replaced by what came in before."""
         found: dict[str, Gradient] = {}
+        wanted = self.block.paths.derived.keys() | self.block.paths.after(nodes)
         self.gradients = {}
         for at in range(nodes[-1], -1, -1):
             primitive = self.block.primitives[at]
             joins = at in nodes
-            incoming = self.waiting[at] if joins else [
-                self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients
-            ]
+            incoming = [self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients]
+            if joins:
+                for gradient in incoming:
+                    self.heap.drop(gradient.storage)
+                incoming = self.waiting[at]
             if not incoming:
                 continue
-            wanted = self.block.paths.derived.keys()
             reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
             made = self._gradients(reads, incoming[0], ())
             whole = sum(size for value, size in primitive.sums if value in wanted)

@@ -60,6 +60,21 @@ class Paths:
                 first |= nodes
         return tuple(tuple(sorted(group)) for group in groups)
 
+    def after(self, nodes: Sequence[int]) -> frozenset[str]:
+        """Values on the way from one of these primitives to another of them."""
+        if len(nodes) < 2:
+            return frozenset()
+        led = set[str]()
+        for at, primitive in enumerate(self._primitives):
+            if at in nodes or any(made is not None and value in led for value, made in primitive.reads):
+                led |= {value for value, _ in primitive.makes}
+        last = max(nodes)
+        wanted = {value for value, made in self._primitives[last].reads if made is not None}
+        for at in range(last - 1, -1, -1):
+            if any(value in wanted for value, _ in self._primitives[at].makes):
+                wanted |= {value for value, made in self._primitives[at].reads if made is not None}
+        return frozenset(led & wanted)
+
     @cached_property
     def handed_on(self) -> Mapping[str, str]:
         """By value made of one parameter alone, that parameter, where its gradient is the value's own."""

@@ -63,6 +63,8 @@ CASES = [
     # Backward passes in two parts of blocks whose first operations hold more in their backward pass than they return.
     ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("averages", "fp64", Row(pipeline=2, data=2, accumulation=4, schedule="interleaved-zero-bubble", microbatch=2)),
+    ("decays", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("decays", "fp64", Row(data=2, zero=2, accumulation=2, recompute="selective")),
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -237,13 +238,31 @@ class Average(nn.Module):
         return x + self.down(torch.tanh(self.up(torch.cumsum(x, dim=1) / places)))
 
 
+class Decay(nn.Module):
+    """A decaying mean after a convolution; the decay is learned, and on two ways to the result: one leads to the other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, 2 * width)
+        self.mix = nn.Conv1d(width, width, 4, groups=width, padding=3)
+        self.out = nn.Linear(width, width)
+        self.decay = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed, gate = self.into(x).chunk(2, -1)
+        mixed = F.silu(self.mix(mixed.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
+        decay = torch.exp(-F.softplus(self.decay))
+        mean = torch.cumsum(mixed * decay, 1) / (1 + torch.cumsum(torch.ones_like(mixed) * decay, 1))
+        return x + self.out(mean * F.silu(gate))
+
+
 class Averages(nn.Module):
     """An embedding, averages, a head."""
 
-    def __init__(self, layers: int, width: int, vocab: int) -> None:
+    def __init__(self, layers: int, width: int, vocab: int, kind: type[Average] | type[Decay] = Average) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.layers = nn.ModuleList(Average(width) for _ in range(layers))
+        self.layers = nn.ModuleList(kind(width) for _ in range(layers))
         self.head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -255,3 +274,7 @@ class Averages(nn.Module):
 
 def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Averages:
     return Averages(layers, width, vocab)
+
+
+def decays(layers: int = 4, width: int = 16, vocab: int = 64) -> Averages:
+    return Averages(layers, width, vocab, Decay)
