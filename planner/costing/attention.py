@@ -14,7 +14,8 @@ from planner.ops.saved import HALF, folds
 
 class ComposedAttention:
     """Records one call. Half precisions are computed in float32; query and key are scaled, keys and values of fewer heads are
-    repeated, what a product cannot fold by strides is copied. ``held``: the function's own variables, which live to its end."""
+    repeated, what a product cannot fold by strides is copied. ``held``: the function's own variables, which live to its
+    end; ``lies``: by view that is no operand itself, the value whose storage autograd keeps."""
 
     def __init__(self, tape: Tape, step: Step) -> None:
         assert step.node is not None
@@ -23,6 +24,7 @@ class ComposedAttention:
         self.query, self.key, self.value = (tape.local.layouts[name] for name in step.operands[:3])
         self.dtype = "float32" if self.query.dtype in HALF else self.query.dtype
         self.held: list[str] = []
+        self.lies: dict[str, str] = {}
         self.heads = prod(self.query.sizes[:-2])
         self.scores = self.heads * self.query.sizes[-2] * self.key.sizes[-2] * DTYPE_BYTES[self.dtype]
 
@@ -102,7 +104,9 @@ class ComposedAttention:
         lies = folds(layout, self.query.sizes[:-2])
         if repeated or (lies and size == whole):
             return name
-        return self._step(f"folded {name}", None if lies else whole, name, PASS if size == whole else size)
+        folded = self._step(f"folded {name}", None if lies else whole, name, PASS if size == whole else size)
+        self.lies |= {folded: name} if lies else {}
+        return folded
 
     def _weights(self, query: str, key: str, mask: str | None) -> str:
         """The product of queries and keys, masked, and its softmax."""
@@ -130,6 +134,6 @@ class ComposedAttention:
         held = [(name, None) for name in self.held]
         gradients = self.scores, self._bytes(self.value, whole=True)
         reads = [(name, made if need else None) for name, made in zip((weights, value), gradients, strict=True)]
-        tape.add([*reads, *held], [(product, size)], [weights, value] if need else [])
+        tape.add([*reads, *held], [(product, size)], [weights, self.lies.get(value, value)] if need else [])
         if narrow:
             tape.add([(product, size if need else None), *held], [(output, tape.bytes_of(output))])

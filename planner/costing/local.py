@@ -21,7 +21,8 @@ from planner.ir.placement import (
     local_type,
 )
 from planner.ir.types import TensorType
-from planner.ops.layout import Layout, fresh, result_layouts
+from planner.ops.layout import Layout, fresh
+from planner.ops.results import result_layouts
 from planner.ops.saved import HALF, saved
 
 

@@ -18,6 +18,7 @@ from planner.costing.local import LocalBody, Step
 from planner.costing.tape import PART, PASS, ROWS, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
+from planner.ops.einsums import batched_product
 from planner.ops.families import VIEW_FAMILY
 from planner.ops.layout import fused_attention
 from planner.ops.saved import HALF
@@ -228,6 +229,24 @@ def _attention(tape: Tape, step: Step) -> None:
     return None
 
 
+def _einsum(tape: Tape, step: Step) -> None:
+    """Two folds and a batched product (:mod:`planner.ops.einsums`)."""
+    assert step.node is not None
+    found = batched_product(step.node, [tape.local.layouts[value] for value in step.operands])
+    if found is None or not step.differentiable:
+        return _single(tape, step)
+    reads, keeps = list[tuple[str, int | None]](), []
+    for at, (value, fold) in enumerate(zip(step.operands, (found.left, found.right), strict=True)):
+        size, folded = tape.bytes_of(value), tape.name(f"fold {at}")
+        need = tape.gradient(value, size)
+        tape.add([(value, None if need is None else PASS if fold.in_order else PART)], [(folded, None if fold.view else size)])
+        reads.append((folded, need))
+        keeps.append(value if fold.view else folded)
+    wanted = [keep for keep, (_, need) in zip(keeps, reversed(reads), strict=True) if need is not None]
+    tape.add(reads, _outputs(tape, step), wanted, folds=True)
+    return None
+
+
 def _loss(tape: Tape, step: Step) -> None:
     """``log_softmax``, then ``nll_loss``: each makes a gradient of the logits' size, one after the other."""
     logits = step.operands[0]
@@ -317,7 +336,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
-    "conversion": _conversion, "group_norm": _group_norm, "loss": _loss, "rms_norm": _rms_norm,
+    "conversion": _conversion, "einsum": _einsum, "group_norm": _group_norm, "loss": _loss, "rms_norm": _rms_norm,
     "scaled_dot_product_attention": _attention, "vocabulary_embedding": _vocabulary_embedding,
     "vocabulary_loss": _vocabulary_loss,
 }

@@ -9,12 +9,11 @@ row-major.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.ir.graph import Node
 from planner.ir.types import DTYPE_BYTES, TensorType
-from planner.ops.families import POINTWISE, RESHAPES, VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +79,6 @@ def reshaped(layout: Layout, sizes: Sequence[int]) -> Layout | None:
     return Layout(tuple(sizes), tuple(strides), layout.dtype)
 
 
-def result_layouts(
-    node: Node, operands: Sequence[Layout], outputs: Sequence[TensorType], batch: int
-) -> tuple[tuple[Layout, ...], bool]:
-    """Layouts of a node's outputs (local types ``outputs``), and whether they share the first operand's storage.
-
-    ``getitem`` expects the picked output's layout as its operand.
-    """
-    if node.base in VIEWS and operands:
-        return tuple(_view(node, operands[0], type_, batch) for type_ in outputs), True
-    if node.base in RESHAPES:
-        view = reshaped(operands[0], outputs[0].sizes(batch))
-        return ((view,), True) if view is not None else ((fresh(outputs[0], batch),), False)
-    if node.base == "contiguous" and operands[0].contiguous:
-        return (operands[0],), True
-    if node.base in POINTWISE and outputs:
-        return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
-    if node.base == "scaled_dot_product_attention" and fused_attention(node, operands):
-        return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
-    return tuple(fresh(type_, batch) for type_ in outputs), False
-
-
 def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable: bool = False) -> bool:
     """Whether torch runs attention by its flash kernel on CPU (aten/src/ATen/native/transformers/attention.cpp and
     sdp_utils_cpp.cpp): four dims, one head size, as many heads (or ``enable_gqa``), no dropout, no gradient to a mask."""
@@ -114,7 +92,7 @@ def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable:
 
 def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> Layout:
     """What a pointwise operation makes of its operands: dense, in their common order of dims."""
-    aligned = [_broadcast(operand, sizes) for operand in operands if operand.sizes]
+    aligned = [broadcast_strides(operand, sizes) for operand in operands if operand.sizes]
     order = list(range(len(sizes) - 1, -1, -1))
     for start in range(1, len(order)):
         upper = start
@@ -140,7 +118,8 @@ def _compare(operands: Sequence[tuple[int, ...]], sizes: Sequence[int], first: i
     return 0
 
 
-def _broadcast(operand: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
+def broadcast_strides(operand: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor that is stretched to other extents."""
     missing = len(sizes) - len(operand.sizes)
     own = (
         0 if size == 1 and sizes[missing + dim] != 1 else operand.strides[dim]
@@ -156,48 +135,3 @@ def _ordered(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
         strides[dim] = step
         step *= max(sizes[dim], 1)
     return tuple(strides)
-
-
-def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout:
-    arguments, sizes, rank = dict(node.arguments), output.sizes(batch), len(operand.sizes)
-    strides = list(operand.strides)
-    base = node.base
-    if base == "getitem" or base in ("alias", "detach", "split", "split_with_sizes", "chunk", "narrow"):
-        pass
-    elif base in ("transpose", "t", "mT"):
-        first, second = (_integer(arguments.get("dim0", -2)), _integer(arguments.get("dim1", -1)))
-        if rank > 1:
-            strides[first], strides[second] = strides[second], strides[first]
-    elif base == "permute":
-        dims = arguments["dims"]
-        assert isinstance(dims, tuple)
-        strides = [strides[_integer(dim)] for dim in dims]
-    elif base == "unsqueeze":
-        at = _integer(arguments["dim"]) % (rank + 1)
-        strides.insert(at, operand.sizes[at] * strides[at] if at < rank else 1)
-    elif base == "squeeze":
-        strides = _squeezed(operand, arguments)
-    elif base in ("select", "unbind"):
-        del strides[_integer(arguments.get("dim", 0))]
-    elif base == "slice":
-        strides[_integer(arguments.get("dim", 0))] *= _integer(arguments.get("step", 1))
-    elif base in ("expand", "expand_as"):
-        strides = list(_broadcast(operand, sizes))
-    else:
-        view = reshaped(operand, sizes)
-        return view if view is not None else row_major(sizes, output.dtype)
-    return Layout(sizes, tuple(strides), output.dtype)
-
-
-def _squeezed(operand: Layout, arguments: Mapping[str, object]) -> list[int]:
-    dims = arguments.get("dim")
-    rank = len(operand.sizes)
-    named = dims if isinstance(dims, tuple) else (dims,)
-    asked = range(rank) if dims is None else [_integer(dim) % rank for dim in named]
-    return [stride for dim, stride in enumerate(operand.strides) if not (dim in asked and operand.sizes[dim] == 1)]
-
-
-def _integer(argument: object) -> int:
-    if not isinstance(argument, int):
-        raise TypeError(f"an integer was expected in place of {argument!r}")
-    return argument

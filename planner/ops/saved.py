@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from planner.ir.graph import Node
 from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES
+from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, CREATIONS, POINTWISE, VIEW_FAMILY
 from planner.ops.layout import Layout, fused_attention, reshaped
 
@@ -290,6 +291,16 @@ def product_elements(factor: Layout, lead: Sequence[int], repeated: bool) -> int
     return factor.elements if not repeated and folds(factor, lead) else math.prod((*lead, *factor.sizes[-2:]))
 
 
+def _einsum(call: _Call) -> Saved:
+    """Both factors of the batched product, each as it lies or as the copy that it is folded to."""
+    found = batched_product(call.node, call.operands)
+    if found is None:
+        return Saved((0, 1)[: len(call.operands)], (0,))
+    wanted = [(at, fold) for at, fold in enumerate((found.left, found.right)) if call.need(1 - at)]
+    extra = sum(call.operands[at].size_bytes for at, fold in wanted if not fold.view)
+    return Saved(tuple(at for at, fold in wanted if fold.view), (), extra)
+
+
 def _dropout(call: _Call) -> Saved:
     """A mask of the operand's extents and dtype (aten/src/ATen/native/Dropout.cpp)."""
     return Saved((), (), call.operands[0].size_bytes)
@@ -346,8 +357,8 @@ def _scaled_sum(call: _Call) -> Saved:
 _RULES: dict[str, _Rule] = {
     "addcmul": _scaled_sum, "addmm": _added_product, "baddbmm": _added_product, "batch_norm": _group_norm,
     "binary_cross_entropy_with_logits": _pair, "bmm": _batched, "cross_entropy_loss": _cross_entropy, "div": _quotient,
-    "dropout": _dropout, "embedding": _embedding, "gather": _gather, "group_norm": _group_norm, "index": _index,
-    "index_select": _index, "layer_norm": _layer_norm, "linear": _linear, "log_sigmoid": _log_sigmoid,
+    "dropout": _dropout, "einsum": _einsum, "embedding": _embedding, "gather": _gather, "group_norm": _group_norm,
+    "index": _index, "index_select": _index, "layer_norm": _layer_norm, "linear": _linear, "log_sigmoid": _log_sigmoid,
     "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum, "minimum": _extremum,
     "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout, "nll_loss": _negative_likelihood,
     "pow": _power, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention, "where": _condition,

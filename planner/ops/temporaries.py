@@ -17,10 +17,10 @@ from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
     "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3, "cos": 2,
-    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "erf": 4, "erfc": 4, "exp2": 1,
-    "expm1": 1, "gather": 1, "hypot": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1, "log1p": 1, "log2": 1,
-    "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "nan_to_num": 1, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
-    "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
+    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4,
+    "erfc": 4, "exp2": 1, "expm1": 1, "gather": 1, "hypot": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1,
+    "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "nan_to_num": 1, "prod": 5,
+    "reciprocal": 2, "rsqrt": 2, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
 }
 """By operation, tensors as large as the first operand or the result."""
 _KERNELS = frozenset({

@@ -102,6 +102,28 @@ def test_attention_under_a_mask_and_dropout(dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
+EINSUMS = {
+    "btd,dk->btk": ((2, 16, 32), (32, 8), (2, 16, 8)), "btd,dhk->bhtk": ((2, 16, 32), (32, 4, 8), (2, 4, 16, 8)),
+    "bthk,bshk->bhts": ((2, 16, 4, 8), (2, 16, 4, 8), (2, 4, 16, 16)),
+    "bhts,bshk->bthk": ((2, 4, 16, 16), (2, 16, 4, 8), (2, 16, 4, 8)),
+    "bhtk,bhsk->bhts": ((2, 4, 16, 8), (2, 4, 16, 8), (2, 4, 16, 16)),
+    "bhtk,hkd->btd": ((2, 4, 16, 8), (4, 8, 32), (2, 16, 32)), "ij,kj->ki": ((16, 32), (8, 32), (8, 16)),
+    "bte,btd->bed": ((2, 16, 4), (2, 16, 32), (2, 4, 32)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_einsum(equation: str, dtype: str) -> None:
+    first, second, output = EINSUMS[equation]
+    inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in zip("ab", (first, second), strict=True))
+    arguments: Arguments = (("equation", equation), ("tensors", (Ref("a"), Ref("b"))), ("path", None))
+    node = Node("out", "einsum", arguments, (TensorType(output, dtype),), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
 SEVERAL: list[tuple[str, Arguments, tuple[int, ...], tuple[str, str]]] = [
     ("max.dim", (("self", Ref("a")), ("dim", -1), ("keepdim", False)), ROWS, ("float32", "int64")),
     ("sort", (("self", Ref("a")), ("dim", -1), ("descending", False)), S, ("float32", "int64")),

@@ -1,0 +1,66 @@
+"""How torch multiplies the two operands of an ``einsum``: as one batched product of what they fold to.
+
+Source: aten/src/ATen/native/Linear.cpp of torch 2.13, ``einsum`` and ``sumproduct_pair``. Letters of both operands and the
+result are the batch, the others of one operand its rows or columns; a fold that strides do not allow is a copy; the result is
+the product's with its dims in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from planner.ir.graph import Node
+from planner.ops.layout import Layout, reshaped, row_major
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One operand: whether its fold is a ``view``, and (then) whether the dims keep their order."""
+
+    view: bool
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedProduct:
+    """``result``: how it lies."""
+
+    left: Fold
+    right: Fold
+    result: Layout
+
+
+def batched_product(node: Node, operands: Sequence[Layout]) -> BatchedProduct | None:
+    """None where it is none: one operand or more than two, an ellipsis, a diagonal, nothing to sum over, nothing left, or a
+    letter that is summed in one operand alone."""
+    equation = dict(node.arguments).get("equation")
+    if not isinstance(equation, str) or "..." in equation or "->" not in equation or len(operands) != 2:
+        return None
+    given, output = equation.replace(" ", "").split("->")
+    left, right = given.split(",")
+    sums = sorted(letter for letter in left if letter in right and letter not in output)
+    both = [letter for letter in output if letter in left and letter in right]
+    rows, columns = ([letter for letter in output if letter in own and letter not in both] for own in (left, right))
+    plain = all(len(set(term)) == len(term) for term in (left, right, output))
+    alone = any(letter not in output and letter not in sums for letter in left + right)
+    if not plain or alone or not sums or not output:
+        return None
+    extents: Mapping[str, int] = dict(zip(left + right, (*operands[0].sizes, *operands[1].sizes), strict=True))
+    made = row_major([extents[letter] for letter in (*both, *rows, *columns)], operands[0].dtype)
+    stride = dict(zip((*both, *rows, *columns), made.strides, strict=True))
+    result = Layout(tuple(extents[letter] for letter in output), tuple(stride[letter] for letter in output), operands[0].dtype)
+    first = _fold(operands[0], left, (both, rows, sums))
+    return BatchedProduct(first, _fold(operands[1], right, (both, sums, columns)), result)
+
+
+def _fold(operand: Layout, letters: str, groups: Sequence[Sequence[str]]) -> Fold:
+    """Three dims of these letters."""
+    order = [letters.index(letter) for group in groups for letter in group]
+    turned = Layout(
+        tuple(operand.sizes[dim] for dim in order), tuple(operand.strides[dim] for dim in order), operand.dtype
+    )
+    sizes = [prod(operand.sizes[letters.index(letter)] for letter in group) for group in groups]
+    long = [dim for dim in order if operand.sizes[dim] != 1]
+    return Fold(reshaped(turned, sizes) is not None, long == sorted(long))

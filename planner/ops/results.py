@@ -1,0 +1,80 @@
+"""Where an operation's results lie: views move strides, pointwise operations inherit the operands' order of dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from planner.ir.graph import Node
+from planner.ir.types import TensorType
+from planner.ops.einsums import batched_product
+from planner.ops.families import POINTWISE, RESHAPES, VIEWS
+from planner.ops.layout import Layout, broadcast_strides, fresh, fused_attention, inherited, reshaped, row_major
+
+
+def result_layouts(
+    node: Node, operands: Sequence[Layout], outputs: Sequence[TensorType], batch: int
+) -> tuple[tuple[Layout, ...], bool]:
+    """Layouts of a node's outputs (local types ``outputs``), and whether they share the first operand's storage.
+
+    ``getitem`` expects the picked output's layout as its operand.
+    """
+    if node.base in VIEWS and operands:
+        return tuple(_view(node, operands[0], type_, batch) for type_ in outputs), True
+    if node.base in RESHAPES:
+        view = reshaped(operands[0], outputs[0].sizes(batch))
+        return ((view,), True) if view is not None else ((fresh(outputs[0], batch),), False)
+    if node.base == "contiguous" and operands[0].contiguous:
+        return (operands[0],), True
+    if node.base in POINTWISE and outputs:
+        return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
+    if node.base == "scaled_dot_product_attention" and fused_attention(node, operands):
+        return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
+    product = batched_product(node, operands) if node.base == "einsum" else None
+    if product is not None:
+        return (product.result,), False
+    return tuple(fresh(type_, batch) for type_ in outputs), False
+
+
+def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout:
+    arguments, sizes, rank = dict(node.arguments), output.sizes(batch), len(operand.sizes)
+    strides = list(operand.strides)
+    base = node.base
+    if base == "getitem" or base in ("alias", "detach", "split", "split_with_sizes", "chunk", "narrow"):
+        pass
+    elif base in ("transpose", "t", "mT"):
+        first, second = (_integer(arguments.get("dim0", -2)), _integer(arguments.get("dim1", -1)))
+        if rank > 1:
+            strides[first], strides[second] = strides[second], strides[first]
+    elif base == "permute":
+        dims = arguments["dims"]
+        assert isinstance(dims, tuple)
+        strides = [strides[_integer(dim)] for dim in dims]
+    elif base == "unsqueeze":
+        at = _integer(arguments["dim"]) % (rank + 1)
+        strides.insert(at, operand.sizes[at] * strides[at] if at < rank else 1)
+    elif base == "squeeze":
+        strides = _squeezed(operand, arguments)
+    elif base in ("select", "unbind"):
+        del strides[_integer(arguments.get("dim", 0))]
+    elif base == "slice":
+        strides[_integer(arguments.get("dim", 0))] *= _integer(arguments.get("step", 1))
+    elif base in ("expand", "expand_as"):
+        strides = list(broadcast_strides(operand, sizes))
+    else:
+        view = reshaped(operand, sizes)
+        return view if view is not None else row_major(sizes, output.dtype)
+    return Layout(sizes, tuple(strides), output.dtype)
+
+
+def _squeezed(operand: Layout, arguments: Mapping[str, object]) -> list[int]:
+    dims = arguments.get("dim")
+    rank = len(operand.sizes)
+    named = dims if isinstance(dims, tuple) else (dims,)
+    asked = range(rank) if dims is None else [_integer(dim) % rank for dim in named]
+    return [stride for dim, stride in enumerate(operand.strides) if not (dim in asked and operand.sizes[dim] == 1)]
+
+
+def _integer(argument: object) -> int:
+    if not isinstance(argument, int):
+        raise TypeError(f"an integer was expected in place of {argument!r}")
+    return argument
