@@ -17,7 +17,9 @@ On a 2-D mesh (replicate x shard) the shards' gradients are summed over the repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -38,6 +40,8 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 BATCH = "batch."
 """Before the names of the batch's inputs on their way through torch's schedules, which have keywords of their own."""
+_REPLACES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+"""Whether torch replaces what arrives at a node of a weight part (``stage_backward_weight``, "clamp saved grads")."""
 MASTER_DTYPE = COMPUTE_DTYPE | {"bf16": torch.float32, "fp16": torch.float32}
 
 
@@ -273,7 +277,8 @@ class ZeroStage(PipelineStage):
         if backward_type == "weight":
             self._finished += 1
             self.control.hold()
-            stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
+            with _replacing(bwd_kwargs["param_groups"]):
+                stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
             self.control.reduce_accumulated(last=self._finished == self._microbatches)
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
@@ -290,6 +295,26 @@ class ZeroStage(PipelineStage):
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
         return _apart(stage_backward(outputs, gradients, inputs), gradients), None
+
+
+@contextmanager
+def _replacing(groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Let what came into a group's nodes in the input part take the place of what arrives there now. Where one of them leads to
+    another, the weight part goes over what lies between again, and torch before 2.13 would count it twice."""
+    handles = [
+        node.register_prehook(partial(_instead, gradients))
+        for group in groups if not _REPLACES and len(group["intermediates"]) > 1
+        for node, gradients in zip(group["intermediates"], group["grads"], strict=True) if gradients is not None
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _instead(gradients: tuple[Tensor | None, ...], _: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return gradients
 
 
 def _has_own_history(value: Tensor) -> bool:

@@ -33,8 +33,8 @@ class BatchedProduct:
 
 
 def batched_product(node: Node, operands: Sequence[Layout]) -> BatchedProduct | None:
-    """None where it is none: one operand or more than two, an ellipsis, a diagonal, nothing to sum over, nothing left, or a
-    letter that is summed in one operand alone."""
+    """None where it is none: one operand or more than two, an ellipsis, a diagonal, nothing to sum over, nothing left, a letter
+    that is summed in one operand alone, or one along which an operand is broadcast."""
     equation = dict(node.arguments).get("equation")
     if not isinstance(equation, str) or "..." in equation or "->" not in equation or len(operands) != 2:
         return None
@@ -47,7 +47,10 @@ def batched_product(node: Node, operands: Sequence[Layout]) -> BatchedProduct | 
     alone = any(letter not in output and letter not in sums for letter in left + right)
     if not plain or alone or not sums or not output:
         return None
-    extents: Mapping[str, int] = dict(zip(left + right, (*operands[0].sizes, *operands[1].sizes), strict=True))
+    pairs = list(zip(left + right, (*operands[0].sizes, *operands[1].sizes), strict=True))
+    extents: Mapping[str, int] = dict(pairs)
+    if any(extents[letter] != extent for letter, extent in pairs):
+        return None
     made = row_major([extents[letter] for letter in (*both, *rows, *columns)], operands[0].dtype)
     stride = dict(zip((*both, *rows, *columns), made.strides, strict=True))
     result = Layout(tuple(extents[letter] for letter in output), tuple(stride[letter] for letter in output), operands[0].dtype)

@@ -10,12 +10,13 @@ less for ``rms_norm`` and dropout in attention; the rehearsal of a program runs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.ir.graph import Node
 from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES
+from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, CREATIONS, POINTWISE, VIEW_FAMILY
 from planner.ops.layout import Layout, fused_attention, reshaped
@@ -32,21 +33,7 @@ class Saved:
     extra_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A node's local layouts, and which operands need a gradient."""
-
-    node: Node
-    operands: Sequence[Layout]
-    outputs: Sequence[Layout]
-    needs: Sequence[bool]
-    arguments: Mapping[str, object]
-
-    def need(self, index: int) -> bool:
-        return index < len(self.needs) and self.needs[index]
-
-
-_Rule = Callable[[_Call], Saved]
+_Rule = Callable[[Call], Saved]
 
 _NOTHING = Saved()
 _KEEP_OUTPUT = frozenset({
@@ -78,7 +65,7 @@ def saved(
     """
     if not any(needs):
         return _NOTHING
-    call = _Call(node, operands, outputs, needs, dict(node.arguments))
+    call = Call.of(node, operands, outputs, needs)
     if strategy is not None:
         split = _over_split_dim(call, strategy)
         if split is not None:
@@ -108,7 +95,7 @@ def has_formula(base: str) -> bool:
     return base in _RULES or base in plain
 
 
-def _over_split_dim(call: _Call, strategy: OpStrategy) -> Saved | None:
+def _over_split_dim(call: Call, strategy: OpStrategy) -> Saved | None:
     """The runtime's vocabulary-parallel functions (None: the strategy runs the plain operation).
 
     Cross-entropy keeps the logits; per row the normaliser (float32 for half precisions), the index, and two masks.
@@ -129,20 +116,20 @@ def _accumulate(dtype: str) -> str:
     return "float32" if dtype in HALF else dtype
 
 
-def _product(call: _Call) -> Saved:
+def _product(call: Call) -> Saved:
     """mul: each operand is kept for the other's gradient."""
     if len(call.operands) < 2:
         return _NOTHING
     return Saved(tuple(i for i in (0, 1) if call.need(1 - i)))
 
 
-def _quotient(call: _Call) -> Saved:
+def _quotient(call: Call) -> Saved:
     if len(call.operands) < 2:
         return _NOTHING
     return Saved((0, 1)) if call.need(1) else Saved((1,))
 
 
-def _power(call: _Call) -> Saved:
+def _power(call: Call) -> Saved:
     if len(call.operands) > 1:
         return Saved((0, 1), (0,)) if call.need(1) else Saved((0, 1))
     if "self" in call.arguments and not isinstance(call.arguments["self"], (int, float)):
@@ -150,19 +137,19 @@ def _power(call: _Call) -> Saved:
     return Saved((0,), (0,))
 
 
-def _extremum(call: _Call) -> Saved:
+def _extremum(call: Call) -> Saved:
     return Saved((0, 1))
 
 
-def _condition(call: _Call) -> Saved:
+def _condition(call: Call) -> Saved:
     return Saved((0,))
 
 
-def _mask_fill(call: _Call) -> Saved:
+def _mask_fill(call: Call) -> Saved:
     return Saved((1,))
 
 
-def _layer_norm(call: _Call) -> Saved:
+def _layer_norm(call: Call) -> Saved:
     """The input, and mean and reciprocal deviation of each row in the dtype of the input."""
     normalized = call.arguments["normalized_shape"]
     width = len(normalized) if isinstance(normalized, tuple) else 1
@@ -171,7 +158,7 @@ def _layer_norm(call: _Call) -> Saved:
     return Saved((0, *range(1, len(call.operands))), (), statistics)
 
 
-def _rms_norm(call: _Call) -> Saved:
+def _rms_norm(call: Call) -> Saved:
     """Composite: [cast to float32], the reciprocal root of each row, the normalised values for the weight's
     gradient."""
     operand = call.operands[0]
@@ -190,7 +177,7 @@ def _rms_norm(call: _Call) -> Saved:
     return Saved(tuple(kept), (), extra)
 
 
-def _group_norm(call: _Call) -> Saved:
+def _group_norm(call: Call) -> Saved:
     """The operands, and mean and reciprocal deviation: of each sample and group, or (batch_norm) of each channel."""
     operand = call.operands[0]
     groups = call.arguments.get("num_groups")
@@ -198,7 +185,7 @@ def _group_norm(call: _Call) -> Saved:
     return Saved(tuple(range(len(call.operands))), (), statistics * DTYPE_BYTES[operand.dtype])
 
 
-def _linear(call: _Call) -> Saved:
+def _linear(call: Call) -> Saved:
     """The input for the weight's gradient (folded to two dims: a copy where strides forbid), the weight for the
     input's."""
     kept, extra = [], 0
@@ -215,7 +202,7 @@ def _linear(call: _Call) -> Saved:
     return Saved(tuple(kept), (), extra)
 
 
-def _matmul(call: _Call) -> Saved:
+def _matmul(call: Call) -> Saved:
     """Both factors, each folded to what ``mm`` or ``bmm`` takes: a copy where strides forbid a view, or where
     broadcast."""
     first, second = call.operands[:2]
@@ -235,12 +222,12 @@ def _matmul(call: _Call) -> Saved:
     return Saved(tuple(kept), (), extra)
 
 
-def _batched(call: _Call) -> Saved:
+def _batched(call: Call) -> Saved:
     """mm, bmm: the plain factors."""
     return Saved(tuple(i for i in (0, 1) if call.need(1 - i)))
 
 
-def _added_product(call: _Call) -> Saved:
+def _added_product(call: Call) -> Saved:
     """addmm, baddbmm: factors are operands 1 and 2."""
     return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
 
@@ -262,7 +249,7 @@ def _expanded(factor: Layout, lead: Sequence[int]) -> Layout:
     return Layout((*lead, *factor.sizes[-2:]), strides, factor.dtype)
 
 
-def _attention(call: _Call) -> Saved:
+def _attention(call: Call) -> Saved:
     """Flash keeps query, key, value, result and the logarithm of the sums (float32 or wider) of each row; a boolean
     mask is cast. Without it: scaled query and key, value, softmax, and under dropout the mask and what it leaves."""
     query, key, value = call.operands[:3]
@@ -291,7 +278,7 @@ def product_elements(factor: Layout, lead: Sequence[int], repeated: bool) -> int
     return factor.elements if not repeated and folds(factor, lead) else math.prod((*lead, *factor.sizes[-2:]))
 
 
-def _einsum(call: _Call) -> Saved:
+def _einsum(call: Call) -> Saved:
     """Both factors of the batched product, each as it lies or as the copy that it is folded to."""
     found = batched_product(call.node, call.operands)
     if found is None:
@@ -301,16 +288,16 @@ def _einsum(call: _Call) -> Saved:
     return Saved(tuple(at for at, fold in wanted if fold.view), (), extra)
 
 
-def _dropout(call: _Call) -> Saved:
+def _dropout(call: Call) -> Saved:
     """A mask of the operand's extents and dtype (aten/src/ATen/native/Dropout.cpp)."""
     return Saved((), (), call.operands[0].size_bytes)
 
 
-def _embedding(call: _Call) -> Saved:
+def _embedding(call: Call) -> Saved:
     return Saved((1,))
 
 
-def _cross_entropy(call: _Call) -> Saved:
+def _cross_entropy(call: Call) -> Saved:
     """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows."""
     logits, target = call.operands[:2]
     if target.dtype not in ("int64", "int32", "uint8"):
@@ -320,36 +307,36 @@ def _cross_entropy(call: _Call) -> Saved:
     return Saved((1, *weights), (), logits.size_bytes + DTYPE_BYTES[logits.dtype] + smoothing)
 
 
-def _negative_likelihood(call: _Call) -> Saved:
+def _negative_likelihood(call: Call) -> Saved:
     return Saved(tuple(range(len(call.operands))), (), DTYPE_BYTES[call.operands[0].dtype])
 
 
-def _log_sigmoid(call: _Call) -> Saved:
+def _log_sigmoid(call: Call) -> Saved:
     return Saved((0,), (), call.operands[0].size_bytes)
 
 
-def _index(call: _Call) -> Saved:
+def _index(call: Call) -> Saved:
     return Saved(tuple(range(1, len(call.operands))))
 
 
-def _gather(call: _Call) -> Saved:
+def _gather(call: Call) -> Saved:
     return Saved((0, 1))
 
 
-def _max_pool(call: _Call) -> Saved:
+def _max_pool(call: Call) -> Saved:
     """The input and the position of each maximum."""
     return Saved((0,), (), call.outputs[0].elements * 8)
 
 
-def _convolution(call: _Call) -> Saved:
+def _convolution(call: Call) -> Saved:
     return Saved((0, 1))
 
 
-def _pair(call: _Call) -> Saved:
+def _pair(call: Call) -> Saved:
     return Saved((0, 1))
 
 
-def _scaled_sum(call: _Call) -> Saved:
+def _scaled_sum(call: Call) -> Saved:
     """addcmul: the factors."""
     return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
 

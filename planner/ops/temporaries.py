@@ -8,10 +8,9 @@ on fake CPU tensors; fused kernels of a compiler would need less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from planner.ir.graph import Node
-from planner.ir.types import DTYPE_BYTES, Argument
+from planner.ops.call import Call
 from planner.ops.layout import Layout
 from planner.ops.saved import has_formula
 
@@ -33,109 +32,78 @@ _UNKNOWN = 2
 """Tensors of an operation that has no formula: most have fewer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    node: Node
-    operands: Sequence[Layout]
-    outputs: Sequence[Layout]
-    needs: Sequence[bool]
-
-    def given(self, name: str) -> Argument:
-        return dict(self.node.arguments).get(name)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the first result."""
-        return self.outputs[0].size_bytes
-
-    @property
-    def elements(self) -> int:
-        """Of the first result: bytes of a mask."""
-        return self.outputs[0].elements
-
-    @property
-    def scalar(self) -> int:
-        """Bytes of one number."""
-        return DTYPE_BYTES[self.outputs[0].dtype]
-
-    @property
-    def second(self) -> bool:
-        """Whether the second operand has a gradient."""
-        return len(self.needs) > 1 and self.needs[1]
-
-
 def temporaries(node: Node, operands: Sequence[Layout], outputs: Sequence[Layout], needs: Sequence[bool]) -> int:
     """Bytes that a backward pass of ``node`` holds at its most, beside what came in, what was kept, and what it returns.
     ``operands`` aligns with ``Node.operands``, as ``needs``: whether it has a gradient; ``outputs`` with ``Node.types``."""
     rule = _RULES.get(node.base)
     if rule is not None:
-        return rule(_Call(node, operands, outputs, needs))
+        return rule(Call.of(node, operands, outputs, needs))
     known = node.base in _TENSORS or node.base in _KERNELS or has_formula(node.base)
     return (_TENSORS.get(node.base, 0) if known else _UNKNOWN) * max(operands[0].size_bytes, outputs[0].size_bytes)
 
 
-def _quotient(call: _Call) -> int:
+def _quotient(call: Call) -> int:
     """``-grad * ((self / other) / other)`` for the divisor; ``fmod``: ``-grad * self.div(other, "trunc")``."""
-    return 2 * call.size if call.second else 0
+    return 2 * call.size if call.need(1) else 0
 
 
-def _difference(call: _Call) -> int:
+def _difference(call: Call) -> int:
     """``-grad * alpha`` for what is taken away."""
-    return call.size if call.second and call.given("alpha") not in (None, 1) else 0
+    return call.size if call.need(1) and call.arguments.get("alpha") not in (None, 1) else 0
 
 
-def _power(call: _Call) -> int:
+def _power(call: Call) -> int:
     """``grad * (exponent * self.pow(exponent - 1))``; of an exponent ``grad * (result * self.log())``, masked where 0 ** 0."""
     if len(call.operands) > 1:
         return 4 * call.size + call.elements + call.scalar
-    return (2 if isinstance(call.given("exponent"), (int, float)) else 1) * call.size
+    return (2 if isinstance(call.arguments.get("exponent"), (int, float)) else 1) * call.size
 
 
-def _clamped(call: _Call) -> int:
+def _clamped(call: Call) -> int:
     """A mask for each bound, and a zero."""
-    bounds = [name for name in ("min", "max") if call.given(name) is not None]
+    bounds = [name for name in ("min", "max") if call.arguments.get(name) is not None]
     return len(bounds) * call.elements + call.scalar
 
 
-def _chosen(call: _Call) -> int:
+def _chosen(call: Call) -> int:
     """``where``: a zero."""
     return call.scalar
 
 
-def _larger(call: _Call) -> int:
+def _larger(call: Call) -> int:
     """``maximum``: half of the gradient where both are alike, and masks."""
     return call.size + 2 * call.elements
 
 
-def _extreme(call: _Call) -> int:
+def _extreme(call: Call) -> int:
     """``amax``: where it is, how often (a 64-bit number), and the gradient's share."""
     return call.operands[0].elements + 8 * call.elements + call.size
 
 
-def _selected(call: _Call) -> int:
+def _selected(call: Call) -> int:
     """``max`` along a dim: zeros, into a copy of which the gradient is scattered; of all, and of two tensors, as above."""
     if len(call.operands) > 1:
         return _larger(call)
     return call.operands[0].size_bytes if len(call.outputs) > 1 else _extreme(call)
 
 
-def _deviation(call: _Call) -> int:
+def _deviation(call: Call) -> int:
     """``std``: the centred operand, and three rows of numbers."""
     return call.operands[0].size_bytes + 3 * call.size
 
 
-def _variance(call: _Call) -> int:
+def _variance(call: Call) -> int:
     """The centred operand, and two rows."""
     return call.operands[0].size_bytes + 2 * call.size
 
 
-def _length(call: _Call) -> int:
+def _length(call: Call) -> int:
     """A norm: the operand scaled, and a mask of rows that are zero; powers other than 1 and 2 hold the operand's powers too."""
-    order = call.given("ord")
+    order = call.arguments.get("ord")
     return (1 if order in (1, 2) else 3) * call.operands[0].size_bytes + (0 if order == 1 else call.elements)
 
 
-_RULES: Mapping[str, Callable[[_Call], int]] = {
+_RULES: Mapping[str, Callable[[Call], int]] = {
     "amax": _extreme, "amin": _extreme, "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient,
     "fmod": _quotient, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
     "min": _selected, "minimum": _larger, "pow": _power, "std": _deviation, "sub": _difference, "var": _variance,

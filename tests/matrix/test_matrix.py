@@ -70,6 +70,8 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
         Row(pipeline=4, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b"),
         Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv"),
     )),
+    # A parameter used twice, one use leading to the other, in a backward pass of two parts.
+    ("decays", Row(pipeline=2, accumulation=2, schedule="zbv")),
 ]
 
 
