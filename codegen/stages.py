@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import networkx as nx
-
 from codegen.bodies import lower_body
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
@@ -103,7 +101,7 @@ def lower_context(
     functions: list[Function] = []
     calls: list[ContextCall] = []
     wanted = [name for name in graph.context.outputs if name in chain.variable]
-    for group in _groups(graph.context, wanted):
+    for group in graph.context.together(wanted):
         function, call = _slice(graph, group, batch, used)
         readers = tuple(run.attribute for run in chain.runs if set(run.reads) & set(group))
         functions.append(function)
@@ -112,26 +110,10 @@ def lower_context(
     return (*functions, function), tuple(calls), weight
 
 
-def _ancestors(body: Body, names: Sequence[str]) -> set[str]:
-    """The values that ``names`` are computed from, themselves included."""
-    flow = body.dataflow
-    nodes = {name for name in names if name in flow}.union(*(nx.ancestors(flow, name) for name in names if name in flow))
-    return {*names, *nodes, *(operand for name in nodes for operand in body.by_name[name].operands)}
-
-
-def _groups(body: Body, outputs: Sequence[str]) -> list[list[str]]:
-    """Outputs that share a computed value, together."""
-    computed = _ancestors(body, outputs) & set(body.by_name)
-    parts = list(nx.weakly_connected_components(body.dataflow.subgraph(computed)))
-    alone = [[name] for name in outputs if name not in computed]
-    together = [[name for name in outputs if name in part] for part in parts]
-    return sorted((group for group in (*alone, *together) if group), key=lambda group: outputs.index(group[0]))
-
-
 def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]) -> tuple[Function, ContextCall]:
     """The part of the context that some outputs need, as a function of batch inputs and constants."""
     body = graph.context
-    needed = _ancestors(body, outputs)
+    needed = body.origins(outputs)
     nodes = tuple(node for node in body.nodes if node.name in needed)
     inputs = tuple(v for v in body.inputs if v.name in needed)
     buffers = tuple(v for v in body.buffers if v.name in needed)

@@ -11,15 +11,20 @@ from planner.ir.plan import SPLIT_BACKWARD, Plan
 
 def check_consistency(plan: Plan, graph: ModelGraph, where: str) -> None:
     """Raise PlanFileError, naming the field, for the first contradiction. ``where`` names the file."""
-    _check_schedule(plan, where)
+    _check_schedule(plan, graph, where)
     _check_activations(plan, graph, where)
     _check_tied(plan, graph, where)
 
 
-def _check_schedule(plan: Plan, where: str) -> None:
-    """Schedules that split the backward pass run neither ZeRO 3 nor recomputation."""
+def _check_schedule(plan: Plan, graph: ModelGraph, where: str) -> None:
+    """Schedules that split the backward pass run neither ZeRO 3 nor recomputation, nor gradients that begin in two places."""
     if plan.schedule.name not in SPLIT_BACKWARD:
         return
+    if len(graph.strands) > 1:
+        raise PlanFileError(
+            f"{where}: schedule.name", f"{plan.schedule.name} splits backward passes by what leads to a stage's inputs, and "
+            f"gradients of this model begin in two places, {graph.strands[0]} and {graph.strands[1]}", "another schedule",
+        )
     for stage in plan.stages:
         if any(decision.zero == 3 or decision.recompute != "none" for decision in stage.decisions):
             raise PlanFileError(

@@ -39,11 +39,11 @@ from .loop import Program, Trainer
 from .rehearsal_length import lengths, on_line
 from .rehearsal_memory import StorageLog
 from .rehearsal_traffic import NAMESPACES, Call, Traffic
-from .rehearsal_watch import claim_state, mark_calls, mark_passes, watch, watch_groups
+from .rehearsal_watch import claim_state, hold_constants, mark_calls, mark_passes, watch, watch_groups
 from .schedule import PipelineRunner, PlainRunner, ScheduleName
 
 _READ, _WAIT = torch.ops.aten._local_scalar_dense.default, torch.ops._c10d_functional.wait_tensor.default
-_DEVICE = torch.ops.prim.device.default
+_DEVICE, _GROUPED = torch.ops.prim.device.default, torch.ops.aten._grouped_mm.default
 
 
 class Recorder(TorchDispatchMode):
@@ -64,7 +64,10 @@ class Recorder(TorchDispatchMode):
             self.traffic.see(func, args)
             if func is _WAIT:
                 return args[0]
-        result = func(*args, **(kwargs or {}))
+        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
+            result: Any = _grouped_product(*args[:3])
+        else:
+            result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.storages.see(result)
         elif isinstance(result, (tuple, list)):
@@ -72,6 +75,12 @@ class Recorder(TorchDispatchMode):
                 if isinstance(value, Tensor):
                     self.storages.see(value)
         return result
+
+
+def _grouped_product(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """What ``grouped_mm`` or its weight's gradient returns: on fake tensors torch knows that of bfloat16 alone."""
+    groups = () if right.dim() == 3 else (len(ends),)
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
 def rehearse(train: Any, rank: int, *, every: bool = False) -> dict[str, Any]:
@@ -121,6 +130,7 @@ class Rehearsal(ExitStack):
             self.enter_context(mode)
         self.callback(gc.enable)
         gc.disable()  # What a cycle holds would go at a moment that has to do with how many objects there are.
+        hold_constants(program, self.log)
         options = launch.parse_options([], **self.train.DEFAULTS)
         self.trainer = Trainer(replace(program, recipes=None, idle={}), options)
         watch_groups(program, self.log)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .block import blocks_of
@@ -36,6 +37,20 @@ def watch(owner: Any, name: str, log: StorageLog, category: str, around: Callabl
         return result
 
     setattr(owner, name, watched)
+
+
+def hold_constants(program: Program, log: StorageLog) -> None:
+    """Let the model's constants be buffers from the first time that something asks for them, as they are on a GPU."""
+    model: dict[str, Any] = type(program.modules[0]).forward.__globals__
+    held: dict[str, Tensor] = {}
+
+    def constant(key: str, device: torch.device) -> Tensor:
+        if key not in held:
+            with log.made_for("buffers"):
+                held[key] = torch.empty_like(model["CONSTANTS"][key], device=device)
+        return held[key]
+
+    model["constant"] = constant
 
 
 def mark_passes(runner: Runner, log: StorageLog) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Storage
-from planner.costing.tape import PART, PASS, ROWS, Reads
+from planner.costing.tape import PART, PASS, ROWS, Primitive, Reads
 
 if TYPE_CHECKING:
     from planner.costing.passes import BlockPasses, Kind
@@ -58,13 +58,13 @@ class Backward:
             self._recompute(run)
         # The input part makes no gradients of what is made of parameters alone.
         early, skipped = len(primitive.reads) - primitive.late, self.block.paths.derived.keys() if self.split else ()
-        made = self._gradients(primitive.reads[:early], incoming[0], skipped)
+        made = self._gradients(primitive, primitive.reads[:early], incoming[0], skipped)
         whole = sum(size for value, size in primitive.sums if value not in skipped)
         lined = incoming[0].size if primitive.lines and not incoming[0].straight else 0
         self.heap.passing(max(primitive.backward_scratch, lined) + whole)
         for storage in self.again.pop(at, ()):
             self.heap.drop(storage)
-        made += self._gradients(primitive.reads[early:], incoming[0], skipped)
+        made += self._gradients(primitive, primitive.reads[early:], incoming[0], skipped)
         self.heap.passing(whole)
         if self.split and at in self.block.paths.joins:
             for gradient in incoming:
@@ -77,13 +77,15 @@ class Backward:
         for value, gradient in made:
             self._deliver(value, gradient)
 
-    def _gradients(self, reads: Reads, incoming: Gradient, skipped: Container[str]) -> Made:
+    def _gradients(self, primitive: Primitive, reads: Reads, incoming: Gradient, skipped: Container[str]) -> Made:
         """A node's gradients of what it read, by value."""
         made = Made()
         for value, size in reads:
             if size is None or value in skipped:
                 continue
-            if size in (PASS, PART, ROWS):
+            if primitive.merges and not incoming.even:
+                made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size)))
+            elif size in (PASS, PART, ROWS):
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
                 straight, even = incoming.straight and size == PASS, incoming.even and size != PART
@@ -186,7 +188,7 @@ class Backward:
             if not incoming:
                 continue
             reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
-            made = self._gradients(reads, incoming[0], ())
+            made = self._gradients(primitive, reads, incoming[0], ())
             whole = sum(size for value, size in primitive.sums if value in wanted)
             self.heap.passing(whole + primitive.backward_scratch)
             self._let_go(at)

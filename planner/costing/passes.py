@@ -140,6 +140,14 @@ class BlockPasses:
         kept |= {root.get(v, v) for run in self._arranged[1] for v in self._held(run)}
         return frozenset(kept & self._inputs)
 
+    @cached_property
+    def kept_outputs(self) -> frozenset[str]:
+        """Outputs that the block itself keeps."""
+        heap, kept = Heap(), Kept()
+        outputs = self._forward(heap, kept)
+        self._leave(heap, outputs, ())
+        return frozenset(value for value, storage in outputs.items() if storage.references)
+
     def _given(self, run: range) -> frozenset[str]:
         """What a repeated run is called with."""
         if self.recompute == "full":
@@ -157,9 +165,8 @@ class BlockPasses:
         """From the call to the return; outputs and kept inputs are left out of ``after``."""
         heap, kept = Heap(), Kept()
         outputs = self._forward(heap, kept)
-        edge = heap.at_peak(outputs)
-        for storage in outputs:
-            heap.drop(storage)
+        edge = heap.at_peak(outputs.values())
+        self._leave(heap, outputs, ())
         return replace(heap.result(), edge=edge)
 
     @cached_property
@@ -175,14 +182,14 @@ class BlockPasses:
     ) -> Pass:
         """From the arrival of the outputs' gradients to the inputs' gradients.
 
-        ``present``: parameters that have a gradient already; ``owned``: inputs that nothing else holds once this pass lets go
-        of them; ``arrivals``: the outputs' gradients (by default each in its own storage, which nothing else holds). A split
-        pass has an ``input`` part and a ``weight`` part; between them, ``tail`` lets go of what the weight part will not ask
-        for: nodes that none of this block's and none of later blocks' (which lead to the outputs ``reached``; by default to
-        all) leads to. ``returned``: inputs whose gradients are still held in the weight part; ``carried``: bytes of gradients
-        that the block before has left there. A parameter that other blocks of the stage use too has one gradient, which
-        autograd hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a later
-        one's.
+        ``present``: parameters that have a gradient already; ``owned``: inputs, and kept outputs, that nothing else holds once
+        this pass lets go of them; ``arrivals``: the outputs' gradients (by default each in its own storage, which nothing
+        else holds). A split pass has an ``input`` part and a ``weight`` part; between them, ``tail`` lets go of what the weight
+        part will not ask for: nodes that none of this block's and none of later blocks' (which lead to the outputs ``reached``;
+        by default to all) leads to. ``returned``: inputs whose gradients are still held in the weight part; ``carried``: bytes
+        of gradients that the block before has left there. A parameter that other blocks of the stage use too has one gradient,
+        which autograd hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a
+        later one's.
         """
         arriving = self._default_arrivals if arrivals is None else tuple(arrivals)
         through = frozenset(self.local.outputs if reached is None else reached)
@@ -203,8 +210,7 @@ class BlockPasses:
         reached: frozenset[str], returned: frozenset[str], carried: int, waits: frozenset[str], joins: frozenset[str],
     ) -> Pass:
         heap, kept = Heap(), Kept()
-        for storage in self._forward(heap, kept):
-            heap.drop(storage)
+        self._leave(heap, self._forward(heap, kept), owned)
         given = {name: Storage(self._size(name), OUTSIDE) for name in self.kept_inputs}
         for name in self.kept_inputs & owned:
             heap.now[ACTIVATIONS] += given[name].size
@@ -298,7 +304,17 @@ class BlockPasses:
         for name, storage in given.items():
             storage.references = holders[name]
 
-    def _forward(self, heap: Heap, kept: Kept) -> list[Storage]:
+    @staticmethod
+    def _leave(heap: Heap, outputs: Mapping[str, Storage], owned: Collection[str]) -> None:
+        """Hand the outputs over; what the block's own autograd keeps of them counts here only if ``owned``."""
+        for storage in outputs.values():
+            heap.drop(storage)
+        mine = {id(storage) for value, storage in outputs.items() if value in owned}
+        for storage in set(outputs.values()):
+            if storage.references and id(storage) not in mine:
+                heap.move(storage, OUTSIDE)
+
+    def _forward(self, heap: Heap, kept: Kept) -> dict[str, Storage]:
         """Run it; what is kept is left in ``kept``. Returns the outputs' storages (those of inputs left out)."""
         environment = Environment()
         for at in range(len(self.primitives)):
@@ -311,9 +327,9 @@ class BlockPasses:
             self.run(heap, environment, at, kept if run is None else None)
             if run is not None and at == run[-1] and self.recompute == "selective":
                 self.release(heap, environment, self._inner(run))
-        found = [environment.find(value) for value in dict.fromkeys(self.local.outputs)]
-        outputs = [storage for storage in found if storage is not None]
-        for storage in outputs:
+        found = {value: environment.find(value) for value in self.local.outputs}
+        outputs = {value: storage for value, storage in found.items() if storage is not None}
+        for storage in outputs.values():
             storage.references += 1
         self.release(heap, environment, list(environment.variables))
         return outputs

@@ -19,8 +19,8 @@ from planner.costing.tape import PART, PASS, ROWS, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.einsums import batched_product
-from planner.ops.families import VIEW_FAMILY
-from planner.ops.layout import fused_attention
+from planner.ops.families import RESHAPES, VIEW_FAMILY
+from planner.ops.layout import Layout, fused_attention
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
 
@@ -65,7 +65,14 @@ def _addmm(tape: Tape, product: Step, total: Step) -> None:
         for operand in product.operands
     ]
     reads.append((bias, tape.gradient(bias, tape.bytes_of(bias))))
-    tape.add(reads, _outputs(tape, total), product.kept, late=1, folds=True)
+    tape.add(reads, _outputs(tape, total), product.kept, late=1, folds=_folds(tape, product))
+
+
+def _folds(tape: Tape, step: Step) -> bool:
+    """Whether several dims of the gradient become one."""
+    base = step.node.base if step.node is not None else ""
+    sizes = tape.local.layouts[step.outputs[0]].sizes
+    return base in _FOLDED and sum(size > 1 for size in sizes[: -_FOLDED[base]]) > 1
 
 
 def _kind(step: Step) -> str:
@@ -103,12 +110,13 @@ def _single(tape: Tape, step: Step) -> None:
         scratch = temporaries(step.node, operands, outputs, [made is not None for _, made in reads])
         if base in _PARTS:  # Zeros stand for the gradients of parts that nothing reads.
             scratch += sum(tape.bytes_of(value) for value in step.outputs if value not in tape.read)
+    ranks = [len(tape.local.layouts[value].sizes) for value in (*step.operands[:1], *step.outputs[:1])]
     broadcast = {operand for operand, _ in sums}
     reads.sort(key=lambda read: read[0] in broadcast)
     keeps = step.kept if step.differentiable else ()
     tape.add(
         reads, _outputs(tape, step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
-        folds=base in _FOLDED,
+        folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
     )
 
 
@@ -118,10 +126,18 @@ def _made(tape: Tape, step: Step, at: int) -> int:
     made, whole = tape.bytes_of(step.operands[at]), tape.bytes_of(step.outputs[0])
     if base in _VIEW_GRADIENTS:
         return _part(tape, step) if base in _JOINS else PASS
-    if base in _SPREADS:
+    if base in _SPREADS or (at and base in _PATCHES):
         return PART
     hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
-    return PASS if hands_on and made == whole else made
+    if not hands_on or made != whole:
+        return made
+    return PASS if _lie_alike(tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]) else PART
+
+
+def _lie_alike(first: Layout, second: Layout) -> bool:
+    """Whether both have their numbers in the same order in memory."""
+    strides = [[stride for size, stride in zip(own.sizes, own.strides, strict=True) if size > 1] for own in (first, second)]
+    return first.sizes != second.sizes or strides[0] == strides[1]
 
 
 def _whole(tape: Tape, step: Step, at: int) -> int:
@@ -153,10 +169,12 @@ def _part(tape: Tape, step: Step) -> int:
     return ROWS if at == len(sizes) - 1 else PART
 
 
-_FOLDED = frozenset({"linear", "matmul"})
+_FOLDED = {"linear": 1, "matmul": 2}
+"""Products of more than two dims, with the dims that the fold leaves as they are."""
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
 _SPREADS = frozenset({"sum"})
+_PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})

@@ -27,7 +27,8 @@ class Primitive:
     makes when the node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made
     whole first, for an operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before
     it is used (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place
-    (products of more than two dims are products of two); ``step``: position of the step that it belongs to.
+    (products of more than two dims are products of two); ``merges``: a view whose gradient has fewer dims, so one whose rows
+    are not evenly apart is copied; ``step``: position of the step that it belongs to.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Primitive:
     sums: tuple[tuple[str, int], ...] = ()
     lines: bool = False
     folds: bool = False
+    merges: bool = False
 
 
 @dataclass
@@ -70,11 +72,12 @@ class Tape:
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
+        merges: bool = False,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
-            any(made is not None for _, made in reads), late, tuple(sums), lines, folds,
+            any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
         ))
 
     def name(self, suffix: str) -> str:

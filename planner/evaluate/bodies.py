@@ -83,15 +83,14 @@ def value_bytes(bodies: Bodies) -> dict[str, int]:
 
 
 def context_storages(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, tuple[int, frozenset[str]]]:
-    """What a stage makes of the context for one micro-batch: by storage, its bytes and the values that lie in it and that the
-    blocks read."""
+    """What a stage makes of the context for one micro-batch: by storage, its bytes and the values that lie in it."""
     graph = bodies.graph
     local = localise(graph.context, None, bodies.plan.batch.micro)
     given = {value.name for value in (*graph.context.inputs, *graph.context.buffers)}
-    read = {name for block in blocks for name in block.reads}
+    made = graph.made_for(blocks)
     found: dict[str, set[str]] = {}
     for name in graph.context.outputs:
-        if name in read and local.root[name] not in given:
+        if name in made and local.root[name] not in given:
             found.setdefault(local.root[name], set()).add(name)
     return {root: (local.storage_bytes(root), frozenset(names)) for root, names in found.items()}
 

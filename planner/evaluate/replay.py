@@ -167,6 +167,8 @@ def _begin(plan: Plan, graph: ModelGraph, heap: Heap, stages: Mapping[int, Stage
         for block in stage.blocks:
             for value in graph.body_of[block.body].buffers:
                 heap.add("buffers", value.type.size_bytes(plan.batch.micro))
+    constants = graph.constants_of([block for stage in stages.values() for block in stage.blocks])
+    heap.add("buffers", sum(value.type.size_bytes() for value in graph.context.buffers if value.name in constants))
     heap.add("buffers", plan.batch.accumulation * graph_batch_bytes(plan, graph) + SCALE_BYTES)
 
 

@@ -92,10 +92,23 @@ class StageReplay:
             received |= {name for value, name in pairs if bound.get(local.root[value]) in received}
         return [name for name in self.outgoing if name in received]
 
+    @cached_property
+    def _kept_by_writer(self) -> list[dict[str, str]]:
+        """By block, those of its outputs that it keeps itself and that the stage does not send, with their names."""
+        return [
+            {
+                value: name for value, name in zip(link.passes.local.outputs, link.block.writes, strict=True)
+                if value in link.passes.kept_outputs and name not in self.outgoing
+            }
+            for link in self.chain
+        ]
+
     def _find_keepers(self) -> dict[str, list[int]]:
         """By value, the blocks whose autograd keeps it."""
         keepers: dict[str, list[int]] = {}
         for at, link in enumerate(self.chain):
+            for name in self._kept_by_writer[at].values():
+                keepers.setdefault(name, []).append(at)
             names = [value.name for value in self.graph.body_of[link.block.body].inputs]
             for name, value in zip(link.block.reads, names, strict=True):
                 if value in link.passes.kept_inputs:
@@ -309,16 +322,17 @@ class StageReplay:
         self._fresh[link.unit] += passed.after[1]
 
     def _owned(self, at: int, owner: Mapping[str, int]) -> list[str]:
-        """Inputs of a block that nothing else holds once it lets go of them."""
+        """Inputs and kept outputs of a block that nothing else holds once it lets go of them."""
         link = self.chain[at]
-        return [
+        return [*self._kept_by_writer[at]] + [
             value.name for name, value in zip(link.block.reads, self.graph.body_of[link.block.body].inputs, strict=True)
             if self._is_own(name) and owner.get(name, -1) == at
         ]
 
     def _is_own(self, name: str) -> bool:
-        """Whether a block of the stage has made the value."""
-        return name in self.sizes and name not in self.incoming
+        """Whether a block of the stage has made the value, and does not keep it itself."""
+        kept = any(name in names.values() for names in self._kept_by_writer)
+        return name in self.sizes and name not in self.incoming and not kept
 
     @cached_property
     def _weight_owners(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ namespace. Between blocks, values have global names (``Block.reads`` / ``Block.w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -163,11 +163,35 @@ class Body:
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
 
+    def origins(self, names: Iterable[str]) -> frozenset[str]:
+        """The values that ``names`` are computed from, themselves included."""
+        flow, named = self.dataflow, frozenset(names)
+        nodes = {name for name in named if name in flow}
+        nodes = nodes.union(*(nx.ancestors(flow, name) for name in nodes))
+        return named.union(nodes, (operand for name in nodes for operand in self.by_name[name].operands))
+
+    def together(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """``outputs`` in groups that share a computed value, in order of their first."""
+        computed = self.origins(outputs) & set(self.by_name)
+        parts = list(nx.weakly_connected_components(self.dataflow.subgraph(computed)))
+        alone = [(name,) for name in outputs if name not in computed]
+        groups = (*alone, *(tuple(name for name in outputs if name in part) for part in parts))
+        return tuple(sorted(filter(None, groups), key=lambda group: outputs.index(group[0])))
+
     @cached_property
     def differentiable(self) -> frozenset[str]:
         """Values that carry a gradient."""
         named = {v.name for v in (*self.inputs, *self.parameters) if v.differentiable}
         return frozenset(named | {node.name for node in self.nodes if node.differentiable})
+
+    @cached_property
+    def begun(self) -> frozenset[str]:
+        """Outputs that carry a gradient, though they are made of no input that does."""
+        reached = {value.name for value in self.inputs if value.differentiable}
+        for node in self.nodes:
+            if node.differentiable and not reached.isdisjoint(node.operands):
+                reached.add(node.name)
+        return self.differentiable.intersection(self.outputs) - reached
 
 
 @dataclass(frozen=True)
@@ -223,6 +247,13 @@ class ModelGraph:
         return tuple((p, tuple(owners[p.fqn])) for p in self.parameters if len(owners.get(p.fqn, ())) > 1)
 
     @cached_property
+    def strands(self) -> tuple[str, ...]:
+        """Names of the blocks in which a chain of gradients begins: one, or the several of an encoder and a decoder. Where they
+        are several, a stage can have parameters whose gradients do not come past its inputs' (``get_param_groups`` in
+        ``torch/distributed/pipelining/_backward.py`` drops these), so no schedule may split its backward passes."""
+        return tuple(block.name for block in self.blocks if self.body_of[block.body].begun)
+
+    @cached_property
     def producer_of(self) -> Mapping[str, int]:
         """Index of the block that writes each activation."""
         return {name: index for index, block in enumerate(self.blocks) for name in block.writes}
@@ -239,6 +270,20 @@ class ModelGraph:
             for block in self.blocks
             for name, value in zip(block.writes, self.body_of[block.body].outputs, strict=True)
         }
+
+    def made_for(self, blocks: Sequence[Block]) -> frozenset[str]:
+        """The context's outputs that a stage of these blocks makes: those that are computed together have one function."""
+        here = {name for block in blocks for name in block.reads}
+        return frozenset(name for group in self._made_together if here.intersection(group) for name in group)
+
+    @cached_property
+    def _made_together(self) -> tuple[tuple[str, ...], ...]:
+        read = {name for block in self.blocks for name in block.reads}
+        return self.context.together([name for name in self.context.outputs if name in read])
+
+    def constants_of(self, blocks: Sequence[Block]) -> frozenset[str]:
+        """The context's buffers that a stage of these blocks has on its device; every stage makes the loss's weight."""
+        return self.context.origins([*self.made_for(blocks), self.weight]) & {buffer.name for buffer in self.context.buffers}
 
     def crossing(self, index: int) -> tuple[str, ...]:
         """Activations alive between block ``index - 1`` and block ``index``: what a pipeline cut there must send."""

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint8": 1, "bool": 1, "complex64": 8,
+    "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
 }
-FLOATING = frozenset({"float64", "float32", "bfloat16", "float16"})
+FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
+"""What gradients flow through: real and complex numbers."""
 
 
 def summed_in(dtype: str) -> str:

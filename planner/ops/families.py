@@ -5,17 +5,23 @@ from __future__ import annotations
 # The output always shares the first operand's storage.
 VIEWS = frozenset({
     "alias", "chunk", "detach", "diagonal", "expand", "expand_as", "getitem", "movedim", "narrow", "permute", "select",
-    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "view_as", "mT",
+    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "view_as",
+    "view_as_complex", "view_as_real", "mT",
 })
 # The output shares the operand's storage where strides allow it, and is a copy elsewhere.
 RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "_unsafe_view"})
 VIEW_FAMILY = VIEWS | RESHAPES
 
 # Matrix products.
-GEMMS = frozenset({
-    "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "convolution", "linear", "matmul", "mm", "mv", "dot",
-})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
+TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+# One product for each group of rows; of how many rows each group has is known when it runs.
+GROUPED_PRODUCT = "_grouped_mm"
+GEMMS = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
+    "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "mv", "dot", GROUPED_PRODUCT,
+}
+# Layers that step through a sequence, with the products of every step inside.
+RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 ATTENTION = "scaled_dot_product_attention"
 
 # Element by element: the output lies in memory as the operands do.

@@ -58,6 +58,10 @@ def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout
         del strides[_integer(arguments.get("dim", 0))]
     elif base == "slice":
         strides[_integer(arguments.get("dim", 0))] *= _integer(arguments.get("step", 1))
+    elif base == "view_as_complex":
+        strides = [stride // 2 for stride in strides[:-1]]
+    elif base == "view_as_real":
+        strides = [*(2 * stride for stride in strides), 1]
     elif base in ("expand", "expand_as"):
         strides = list(broadcast_strides(operand, sizes))
     else:

@@ -18,7 +18,7 @@ from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
-from planner.ops.families import CONVOLUTIONS, CREATIONS, POINTWISE, VIEW_FAMILY
+from planner.ops.families import CONVOLUTIONS, CREATIONS, GROUPED_PRODUCT, POINTWISE, TRANSPOSED_CONVOLUTIONS, VIEW_FAMILY
 from planner.ops.layout import Layout, fused_attention, reshaped
 
 HALF = frozenset({"bfloat16", "float16"})
@@ -49,8 +49,9 @@ _KEEP_INPUT = frozenset({
 _KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod"})
 _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
     "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "lerp", "mean", "neg", "pad", "repeat",
-    "repeat_interleave", "roll", "rsub", "stack", "sub", "sum", "to", "_to_copy", "tril", "triu", "trunc", "type_as",
-    "adaptive_avg_pool2d", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like", "full_like", "empty_like",
+    "repeat_interleave", "roll", "rsub", "select_scatter", "slice_scatter", "stack", "sub", "sum", "to", "_to_copy", "tril",
+    "triu", "trunc", "type_as", "adaptive_avg_pool2d", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
+    "full_like", "empty_like",
 })
 _KEEP_INDICES = frozenset({"max", "median", "min", "sort", "topk"})
 
@@ -158,6 +159,12 @@ def _layer_norm(call: Call) -> Saved:
     return Saved((0, *range(1, len(call.operands))), (), statistics)
 
 
+def _weight_norm(call: Call) -> Saved:
+    """Direction, length, and the norms of the direction (in float32 of half precisions)."""
+    item = max(4, DTYPE_BYTES[call.operands[1].dtype])
+    return Saved((0, 1), (), call.operands[1].elements * item)
+
+
 def _rms_norm(call: Call) -> Saved:
     """Composite: [cast to float32], the reciprocal root of each row, the normalised values for the weight's
     gradient."""
@@ -225,6 +232,11 @@ def _matmul(call: Call) -> Saved:
 def _batched(call: Call) -> Saved:
     """mm, bmm: the plain factors."""
     return Saved(tuple(i for i in (0, 1) if call.need(1 - i)))
+
+
+def _grouped(call: Call) -> Saved:
+    """The plain factors, and where the groups end."""
+    return Saved((*_batched(call).operands, *range(2, len(call.operands))))
 
 
 def _added_product(call: Call) -> Saved:
@@ -349,5 +361,6 @@ _RULES: dict[str, _Rule] = {
     "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum, "minimum": _extremum,
     "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout, "nll_loss": _negative_likelihood,
     "pow": _power, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention, "where": _condition,
-    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    "_weight_norm": _weight_norm,
+    **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
 }

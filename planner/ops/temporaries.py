@@ -23,7 +23,7 @@ _TENSORS: Mapping[str, int] = {
 }
 """By operation, tensors as large as the first operand or the result."""
 _KERNELS = frozenset({
-    "adaptive_avg_pool1d", "avg_pool1d", "conv_transpose1d", "conv_transpose2d", "huber_loss", "instance_norm", "max_pool1d",
+    "adaptive_avg_pool1d", "avg_pool1d", "huber_loss", "instance_norm", "max_pool1d",
     "pixel_shuffle", "pixel_unshuffle", "scatter_add", "smooth_l1_loss", "upsample_bicubic2d", "upsample_bilinear2d",
     "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
 })
@@ -87,6 +87,11 @@ def _selected(call: Call) -> int:
     return call.operands[0].size_bytes if len(call.outputs) > 1 else _extreme(call)
 
 
+def _patch(call: Call) -> int:
+    """Zeros in place of the patch."""
+    return call.operands[1].size_bytes if call.need(0) else 0
+
+
 def _deviation(call: Call) -> int:
     """``std``: the centred operand, and three rows of numbers."""
     return call.operands[0].size_bytes + 3 * call.size
@@ -106,6 +111,6 @@ def _length(call: Call) -> int:
 _RULES: Mapping[str, Callable[[Call], int]] = {
     "amax": _extreme, "amin": _extreme, "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient,
     "fmod": _quotient, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
-    "min": _selected, "minimum": _larger, "pow": _power, "std": _deviation, "sub": _difference, "var": _variance,
-    "where": _chosen,
+    "min": _selected, "minimum": _larger, "pow": _power, "select_scatter": _patch,
+    "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance, "where": _chosen,
 }

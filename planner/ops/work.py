@@ -15,7 +15,16 @@ from typing import Literal
 
 from planner.ir.graph import Node
 from planner.ir.types import TensorType
-from planner.ops.families import ATTENTION, CONVOLUTIONS, CREATIONS, GEMMS, VIEW_FAMILY
+from planner.ops.families import (
+    ATTENTION,
+    CONVOLUTIONS,
+    CREATIONS,
+    GEMMS,
+    GROUPED_PRODUCT,
+    RECURRENT,
+    TRANSPOSED_CONVOLUTIONS,
+    VIEW_FAMILY,
+)
 
 WorkKind = Literal["gemm", "attention", "memory", "free"]
 
@@ -67,8 +76,8 @@ def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorTyp
             4.0 * shape.batch * shape.heads * shape.queries * shape.keys * shape.head_dim, moved, "attention", None,
             shape
         )
-    if node.base in GEMMS:
-        product = _product(node.base, sizes, outputs[0].sizes(batch))
+    product = _product(node, sizes, outputs[0].sizes(batch)) if node.base in GEMMS | RECURRENT else None
+    if product is not None:
         return Work(2.0 * math.prod(product), moved, "gemm", product)
     if node.base == "embedding":
         moved = 2 * outputs[0].size_bytes(batch)
@@ -124,6 +133,9 @@ def _product_backward(
 ) -> tuple[Work, Work]:
     assert forward.gemm is not None
     m, n, k, count = forward.gemm
+    if node.base in RECURRENT:
+        to_input = any(need and not own for need, own in zip(needs, parameters, strict=True))
+        return forward if to_input else FREE, forward if any(needs) else FREE
     first, second = (1, 2) if node.base in ("addmm", "baddbmm") else (0, 1)
     totals = {False: FREE, True: FREE}
     for index, shape in ((first, (m, k, n, count)), (second, (k, n, m, count))):
@@ -161,17 +173,53 @@ def _attention_shape(node: Node, sizes: Sequence[tuple[int, ...]]) -> AttentionS
     return AttentionShape(math.prod(query[:-3]), heads, query[-2], key[-2], query[-1], causal)
 
 
-def _product(base: str, sizes: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """(m, n, k, batch) of a product, rows folded where the second factor has no batch of its own."""
-    if base in CONVOLUTIONS:
+def _product(
+    node: Node, sizes: Sequence[tuple[int, ...]], output: tuple[int, ...]
+) -> tuple[int, int, int, int] | None:
+    """(m, n, k, batch) of a product, rows folded where the second factor has no batch of its own; None: it sums nothing."""
+    if node.base in CONVOLUTIONS:
         weight = sizes[1]
         return math.prod(output) // max(weight[0], 1), weight[0], math.prod(weight[1:]), 1
-    first, second = (sizes[1], sizes[2]) if base in ("addmm", "baddbmm") else (sizes[0], sizes[1])
+    if node.base in TRANSPOSED_CONVOLUTIONS:  # the weight is [in, out of a group, kernel]: a convolution's gradient
+        weight = sizes[1]
+        return math.prod(sizes[0]) // max(weight[0], 1), math.prod(weight[1:]), weight[0], 1
+    if node.base == GROUPED_PRODUCT:
+        (rows, depth), (groups, _, columns) = sizes[0], sizes[1]
+        return -(-rows // groups), columns, depth, groups
+    if node.base == "einsum":
+        return _letters(str(dict(node.arguments)["equation"]), sizes)
+    if node.base in RECURRENT:
+        return _steps(bool(dict(node.arguments)["batch_first"]), sizes)
+    first, second = (sizes[1], sizes[2]) if node.base in ("addmm", "baddbmm") else (sizes[0], sizes[1])
     depth = first[-1]
-    if base == "linear":
+    if node.base == "linear":
         return math.prod(first[:-1]), second[0], depth, 1
     columns = second[-1] if len(second) > 1 else 1
     if len(second) <= 2:
         return math.prod(first[:-1]), columns, depth, 1
     rows = first[-2] if len(first) > 1 else 1
     return rows, columns, depth, math.prod(output) // max(rows * columns, 1)
+
+
+def _letters(equation: str, sizes: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int] | None:
+    """Of an ``einsum`` of two operands: what lies in both and the result is the batch. Others sum no products."""
+    given, _, result = equation.partition("->")
+    terms = given.split(",")
+    if len(terms) != 2 or "..." in equation:
+        return None
+    left, right = (dict(zip(term, extents, strict=True)) for term, extents in zip(terms, sizes, strict=True))
+    summed = [letter for letter in left if letter in right and letter not in result]
+    if not summed:
+        return None
+    rows, columns = ({letter: own[letter] for letter in own if letter in result} for own in (left, right))
+    both = [max(rows.pop(letter), columns.pop(letter)) for letter in result if letter in rows and letter in columns]
+    depth = math.prod(max(left[letter], right[letter]) for letter in summed)
+    return math.prod(rows.values()), math.prod(columns.values()), depth, math.prod(both)
+
+
+def _steps(batch_first: bool, sizes: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int]:
+    """Of a recurrent layer: the products of one step, of all its layers and directions, for as many steps as there are."""
+    steps = sizes[0][1] if batch_first and len(sizes[0]) > 2 else sizes[0][0]
+    weights = [extents for extents in sizes[1:] if len(extents) == 2]
+    depth = weights[-1][1]
+    return math.prod(sizes[0][:-1]) // steps, sum(map(math.prod, weights)) // depth, depth, steps

@@ -46,6 +46,14 @@ def addmm(site: Site) -> Equation:
     return Equation(spell(site, operands, [(*batch, rows, columns)]))
 
 
+def grouped(site: Site) -> Equation:
+    """``_grouped_mm``: [rows, k] x [groups, k, n] -> [rows, n], rows of a group side by side, to where ``offs`` says."""
+    if len(site.types) > 3:
+        return Equation()  # with a bias
+    operands: list[Letters] = [("", "contracted"), ("", "contracted", "columns"), ("",)]
+    return Equation(spell(site, operands[:len(site.types)], [("", "columns")], ("contracted",)), linear((0,), (1,)))
+
+
 def outer(site: Site) -> Equation:
     return Equation(spell(site, (("rows",), ("columns",)), [("rows", "columns")]), _multilinear(site))
 

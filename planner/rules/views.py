@@ -103,6 +103,15 @@ def expand(site: Site) -> Equation:
     return Equation(spell(site, letters, [aligned(site.outputs[0], rank)]), FIRST)
 
 
+def numbers(site: Site) -> Equation:
+    """``view_as_complex`` and its inverse: the dim of real and imaginary parts is the last of one side."""
+    rank = min(site.types[0].rank, site.outputs[0].rank)
+    letters: Letters = tuple(f"dim {dim}" for dim in range(rank))
+    real: Letters = (*letters, "")
+    operand, result = (real, letters) if site.types[0].rank > rank else (letters, real)
+    return Equation(spell(site, (operand,), (result,)), FIRST)
+
+
 def repeat(site: Site) -> Equation:
     """``repeat``: a dim repeated r times is r x the dim."""
     rank = site.outputs[0].rank
@@ -214,6 +223,16 @@ def stack(site: Site) -> Equation:
     letters: Letters = without(aligned(site.outputs[0], rank), [along])
     operands = [dropped(letters, [along])] * len(site.types)
     return Equation(spell(site, operands, [letters]), linear(tuple(range(len(site.types)))))
+
+
+def patched(site: Site) -> Equation:
+    """``select_scatter``, ``slice_scatter``: a copy of the first with the second in place of a part, along a dim that stays
+    whole."""
+    rank = site.outputs[0].rank
+    along = site.dim("dim", rank)
+    whole: Letters = without(aligned(site.outputs[0], rank), [along])
+    patch = dropped(whole, [along]) if site.types[1].rank < rank else whole
+    return Equation(spell(site, [whole, patch], [whole]), linear((0, 1)))
 
 
 def moved(site: Site) -> Equation:

@@ -12,7 +12,7 @@ from planner.constraints import Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import SCHEDULES, Mesh, ScheduleName
+from planner.ir.plan import SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
 from planner.search.allowed import Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
@@ -53,20 +53,38 @@ def divisors(number: int) -> list[int]:
 
 def enumerate_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:
     """Everything that constraints, batch and schedules allow. Raises PinError where they leave nothing."""
-    check_patterns(graph, request.constraints)
+    _check_patterns(graph, request.constraints)
+    _check_schedules(graph, request.constraints)
     found = list(_candidates(graph, cluster, request))
     if not found:
         _refuse(graph, cluster, request)
     return found
 
 
-def check_patterns(graph: ModelGraph, constraints: Constraints) -> None:
+def _check_patterns(graph: ModelGraph, constraints: Constraints) -> None:
     """Raise PinError for a glob that names no layer."""
     names = [block.name for block in graph.blocks]
     for condition in constraints.patterns():
         if not any(map(condition.covers, names)):
             some = ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")
             raise PinError(condition.field, f"{condition.layers!r} names no layer", f"the model's are {some}")
+
+
+def _check_schedules(graph: ModelGraph, constraints: Constraints) -> None:
+    """Raise PinError where the model has none of the schedules that constraints leave."""
+    possible, asked = schedules_of(graph), [name for name in SCHEDULES if constraints.admits("schedule", name)]
+    if asked and not set(possible) & set(asked):
+        first, second = graph.strands[:2]
+        raise PinError(
+            next(condition.field for condition in constraints.on("schedule")),
+            f"{' and '.join(asked)} would split backward passes by what leads to a stage's inputs, and gradients of this "
+            f"model begin in two places, {first} and {second}", " or ".join(possible),
+        )
+
+
+def schedules_of(graph: ModelGraph) -> tuple[ScheduleName, ...]:
+    """The schedules that can run the model (:attr:`ModelGraph.strands`)."""
+    return tuple(name for name in SCHEDULES if name not in SPLIT_BACKWARD or len(graph.strands) < 2)
 
 
 def _candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterator[Candidate]:
@@ -94,7 +112,7 @@ def _scheduled(
     graph: ModelGraph, cluster: Cluster, constraints: Constraints, mesh: Mesh, micro: int, accumulation: int
 ) -> Iterator[Candidate]:
     said = {int(value) for condition in constraints.on("virtual") for value in condition.values}
-    schedules: Sequence[ScheduleName] = [name for name in SCHEDULES if constraints.admits("schedule", name)]
+    schedules: Sequence[ScheduleName] = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
     if mesh.pipeline == 1:
         # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
         schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))[:1]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import Node
 from planner.ir.types import Argument, Dtype, Ref, TensorType
+from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
 
 ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"})
 CASTS = frozenset({"to", "_to_copy", "type_as"})
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
+SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
+"""Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
 RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "multinomial",
                     "normal", "randperm", "native_dropout", "feature_dropout", "alpha_dropout", "rrelu"})
 
@@ -21,8 +24,9 @@ RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "rand
 def canonicalise(graph: FlatGraph) -> FlatGraph:
     """Rewrite every node to its canonical form; drop those that nothing reads.
 
-    Raises ModelError for an operation that draws random numbers elsewhere than in dropout.
+    Raises ModelError for an operation that draws random numbers elsewhere than in dropout, or that is not torch's.
     """
+    graph = _broadcast(_whole_dropout(graph))
     renamed: dict[str, str] = {}
     types: dict[str, TensorType] = dict(graph.inputs)
     gradients = set(graph.trainable)
@@ -31,12 +35,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
         node = substitute(original, renamed)
         if node.base.startswith(("_assert", "sym_constrain")):
             continue
-        if node.base in RANDOM:
-            raise ModelError(place(node, graph.where), f"{node.base} draws random numbers in forward",
-                             "only dropout may: its masks are the same under every plan")
-        if "batch_norm" in node.base and dict(node.arguments).get("training", dict(node.arguments).get("train", False)):
-            raise ModelError(place(node, graph.where), f"{node.base} normalises by statistics over the batch",
-                             "they differ between micro-batches and plans; use a norm over each sample")
+        _check(node, graph.where)
         same_as = _idle(node, types, gradients)
         if same_as is not None:
             renamed[node.name] = same_as
@@ -47,6 +46,61 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
             nodes.append(made)
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return prune(replace(graph, nodes=tuple(nodes), outputs=outputs))
+
+
+def _check(node: Node, where: str) -> None:
+    """Raise ModelError for an operation that no plan can run, or not under every plan alike."""
+    arguments = dict(node.arguments)
+    if node.base in RANDOM:
+        wrong = f"{node.base} draws random numbers in forward"
+        right = "only dropout may: its masks are the same under every plan"
+    elif "::" in node.base and node.base not in SYNONYMS and not node.base.startswith("prims::"):
+        wrong = f"{node.base} is no operation of torch's"
+        right = "the emitted program needs nothing but torch: write it in torch's own operations"
+    elif "grouped_mm" in node.base and node.type.dtype == "float64":
+        wrong, right = "torch's grouped_mm does not compute in float64", "--precision bf16 or fp32"
+    elif "batch_norm" in node.base and arguments.get("training", arguments.get("train", False)):
+        wrong = f"{node.base} normalises by statistics over the batch"
+        right = "they differ between micro-batches and plans; use a norm over each sample"
+    else:
+        return
+    raise ModelError(place(node, where), wrong, right)
+
+
+def _whole_dropout(graph: FlatGraph) -> FlatGraph:
+    """``dropout`` again where torch took it apart to make the step functional, and nothing reads the mask."""
+    masks = {node.operands[0] for node in graph.nodes if node.op == "getitem" and node.argument("index") == 1}
+    apart = {node.name for node in graph.nodes if node.base == "native_dropout"} - masks
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op == "getitem" and node.operands[0] in apart:
+            renamed[node.name] = node.operands[0]
+            continue
+        made = substitute(node, renamed)
+        nodes.append(replace(made, op="dropout", types=made.types[:1]) if node.name in apart else made)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(renamed.get(name, name) for name in graph.outputs))
+
+
+def _broadcast(graph: FlatGraph) -> FlatGraph:
+    """The operands of ``broadcast_tensors`` (which ``mse_loss`` calls), stretched where they are smaller, in place of it."""
+    given = {node.name: node.operands for node in graph.nodes if node.base == "broadcast_tensors"}
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for original in graph.nodes:
+        node = substitute(original, renamed)
+        if node.op == "getitem" and node.operands[0] in given:
+            index = node.argument("index")
+            operand = given[node.operands[0]][index] if isinstance(index, int) else ""
+            operand = renamed.get(operand, operand)
+            if graph.type_of(operand) == node.type:
+                renamed[node.name] = operand
+                continue
+            stretched = (("self", Ref(operand)), ("size", node.type.shape), ("implicit", False))
+            node = replace(node, op="expand", arguments=stretched)
+        if node.name not in given:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(renamed.get(name, name) for name in graph.outputs))
 
 
 def substitute(node: Node, renamed: dict[str, str]) -> Node:
@@ -99,15 +153,15 @@ def _canonical_without_gradient(node: Node, types: dict[str, TensorType], gradie
     """The canonical form; what was computed under ``no_grad`` reads detached values, so that the graph says so itself."""
     carrying = [name for name in dict.fromkeys(node.operands) if name in gradients]
     if node.differentiable or node.op in ("detach", "getitem") or not node.type.floating or not carrying:
-        yield from _canonical(node)
+        yield from _canonical(node, types)
         return
     detached = {name: f"{node.name}_operand_{index}" for index, name in enumerate(carrying)}
     for name, made in detached.items():
         yield replace(node, name=made, op="detach", arguments=(("self", Ref(name)),), types=(types[name],))
-    yield from _canonical(substitute(node, detached))
+    yield from _canonical(substitute(node, detached), types | {name: types[was] for was, name in detached.items()})
 
 
-def _canonical(node: Node) -> Iterable[Node]:
+def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
     arguments = dict(node.arguments)
     if node.base in RESHAPES and node.types and Dtype not in map(type, arguments.values()):
         yield replace(node, op="reshape", arguments=(("self", Ref(node.operands[0])), ("shape", node.type.shape)))
@@ -125,6 +179,14 @@ def _canonical(node: Node) -> Iterable[Node]:
                           arguments=(("self", arguments["mat1"]), ("mat2", arguments["mat2"])))
         yield product
         yield _sum(node, product.name, arguments["self"])
+    elif node.base == "mT":
+        yield replace(node, op="transpose.int", arguments=(*node.arguments, ("dim0", -2), ("dim1", -1)))
+    elif node.base == "einsum":
+        yield from in_pairs(node, types)
+    elif node.base in SYNONYMS:
+        operands = zip(("self", "mat2", "offs"), node.operands, strict=True)
+        said = (*((name, Ref(operand)) for name, operand in operands), ("bias", None), ("out_dtype", None))
+        yield replace(node, op=SYNONYMS[node.base], arguments=said)
     else:
         yield node
 

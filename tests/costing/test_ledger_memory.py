@@ -65,6 +65,14 @@ CASES = [
     ("averages", "fp64", Row(pipeline=2, data=2, accumulation=4, schedule="interleaved-zero-bubble", microbatch=2)),
     ("decays", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("decays", "fp64", Row(data=2, zero=2, accumulation=2, recompute="selective")),
+    # Gradients that lie otherwise than their values, complex numbers, constants on the device, results that a block keeps.
+    ("turned", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("turned", "fp64", Row(pipeline=2, accumulation=4)),
+    ("turned", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective")),
+    ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    ("translator", "fp32", Row(pipeline=4, accumulation=4)),
+    ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
 ]
 
 

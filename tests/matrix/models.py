@@ -278,3 +278,132 @@ def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Averages:
 
 def decays(layers: int = 4, width: int = 16, vocab: int = 64) -> Averages:
     return Averages(layers, width, vocab, Decay)
+
+
+class Turned(nn.Module):
+    """Mixes positions through a turned view, turns pairs of features as complex numbers by a table, multiplies three tensors at
+    once, writes into a part of a copy, and ends in a value that it keeps itself."""
+
+    def __init__(self, width: int, seq: int, table: torch.Tensor) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(seq, seq)
+        self.narrow = nn.Parameter(torch.randn(width, 4) / width**0.5)
+        self.wide = nn.Parameter(torch.randn(4, width) / 2)
+        self.scale = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+        self.table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, width = x.shape
+        x = x + self.mix(self.norm(x).mT).mT
+        pairs = torch.view_as_complex(x.reshape(batch, seq, width // 2, 2)) * self.table[:seq]
+        turned = torch.view_as_real(pairs).flatten(2)
+        product = torch.einsum("...d,dr,re->...e", turned, self.narrow, self.wide)
+        product[:, 0] = x[:, 0]
+        return F.relu(self.scale(product) + x)
+
+
+class TurnedModel(nn.Module):
+    """An embedding, turned layers whose first result a last skips to, a head."""
+
+    def __init__(self, layers: int, width: int, vocab: int, seq: int) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(2 * seq), 0.5 ** torch.arange(width // 2)).to(torch.get_default_dtype())
+        table = torch.polar(torch.ones_like(angles), angles)
+        self.embedding = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(Turned(width, seq, table) for _ in range(layers))
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def turned(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> TurnedModel:
+    return TurnedModel(layers, width, vocab, seq)
+
+
+class Experts(nn.Module):
+    """Each token goes through the two best of its experts, whose products are one grouped product."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.count, self.router = count, nn.Linear(width, count, bias=False)
+        self.up = nn.Parameter(torch.randn(count, width, 2 * width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(count, width, 2 * width) / width**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(2)
+        expert, order = chosen.flatten().sort()
+        ends = torch.histc(expert.float(), self.count, 0, self.count - 1).cumsum(0).to(torch.int32)
+        hidden = F.gelu(grouped_product(tokens[order // 2], self.up, ends))
+        made = grouped_product(hidden, self.down.transpose(1, 2), ends) * weights.flatten()[order][:, None]
+        back = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
+        return x + made[back].unflatten(0, (-1, 2)).sum(1).view_as(x)
+
+
+def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """``F.grouped_mm``; in float64, which that refuses, every expert's product of all rows, and of these the rows' own."""
+    if rows.dtype != torch.float64:
+        return F.grouped_mm(rows, weights, offs=ends)
+    own = torch.arange(rows.shape[0], device=rows.device)[:, None] < ends
+    first = own & ~F.pad(own, (1, 0))[:, :-1]
+    return torch.einsum("rg,rk,gkn->rn", first.to(rows.dtype), rows, weights)
+
+
+class ExpertsModel(nn.Module):
+    """An embedding, layers of experts, a head."""
+
+    def __init__(self, layers: int, width: int, vocab: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(Experts(width, 4) for _ in range(layers))
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def experts(layers: int = 4, width: int = 16, vocab: int = 64) -> ExpertsModel:
+    return ExpertsModel(layers, width, vocab)
+
+
+class Reader(nn.Module):
+    """A layer of a decoder: reads what an encoder made."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own, self.read, self.out = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        scores = self.own(x) @ self.read(memory).transpose(1, 2) / x.shape[-1] ** 0.5
+        return x + self.out(torch.tanh(scores.softmax(-1) @ memory))
+
+
+class Translator(nn.Module):
+    """An encoder of averages, and a decoder with an embedding of its own: gradients begin in two places."""
+
+    def __init__(self, layers: int, width: int, vocab: int) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(vocab, width), nn.Embedding(vocab, width)
+        self.encoder = nn.ModuleList(Average(width) for _ in range(layers))
+        self.decoder = nn.ModuleList(Reader(width) for _ in range(layers))
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        memory = self.source(tokens)
+        for layer in self.encoder:
+            memory = layer(memory)
+        x = self.target(tokens)
+        for layer in self.decoder:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+def translator(layers: int = 3, width: int = 16, vocab: int = 64) -> Translator:
+    return Translator(layers, width, vocab)

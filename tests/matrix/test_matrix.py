@@ -72,6 +72,14 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     )),
     # A parameter used twice, one use leading to the other, in a backward pass of two parts.
     ("decays", Row(pipeline=2, accumulation=2, schedule="zbv")),
+    # Turned views, complex numbers, a product of three tensors, a write into a part, a weight made of two parameters.
+    ("turned", Row(pipeline=2, data=2, accumulation=2, schedule="zbv")),
+    ("turned", Row(tensor=2, data=2, zero=3, recompute="full")),
+    # Tokens go where a router sends them.
+    ("experts", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    # Gradients begin in two places.
+    ("translator", Row(pipeline=4, accumulation=4, microbatch=2)),
+    ("translator", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-1f1b")),
 ]
 
 

@@ -15,6 +15,12 @@ from tests.torch_versions import has_derivative
 Case = Callable[[], Call]
 F64 = torch.float64
 
+
+def single(*shape: int) -> torch.Tensor:
+    """In float32: torch has no grouped product in float64."""
+    return real(*shape).detach().float().requires_grad_()
+
+
 UNARY = [
     "abs", "asinh", "atan", "ceil", "celu", "cos", "cosh", "deg2rad", "elu", "erf", "erfc", "exp", "exp2", "expm1",
     "fix", "floor", "frac", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "i0", "isfinite", "isinf",
@@ -88,6 +94,7 @@ POINTWISE_CASES: dict[str, Case] = {
 }
 
 NETWORK_CASES: dict[str, Case] = {
+    "_grouped_mm": lambda: call("_grouped_mm", single(40, 48), single(3, 48, 48), offs=torch.tensor([7, 7, 40]).int()),
     "linear": lambda: call("linear", real(3, 5, 8), real(12, 8)),
     "linear bias": lambda: call("linear", real(3, 5, 8), real(12, 8), real(12)),
     "linear frozen": lambda: call("linear", real(5, 8), fixed(12, 8)),
@@ -162,6 +169,11 @@ NETWORK_CASES: dict[str, Case] = {
 }
 
 VIEW_CASES: dict[str, Case] = {
+    "view_as_complex": lambda: call("view_as_complex", real(4, 6, 2)),
+    "view_as_real": lambda: call("view_as_real", torch.view_as_complex(real(4, 6, 2)).detach().requires_grad_()),
+    "select_scatter": lambda: call("select_scatter", real(4, 6, 5), real(4, 5), 1, 2),
+    "select_scatter of a constant": lambda: call("select_scatter", fixed(4, 6), real(6), 0, -1),
+    "slice_scatter": lambda: call("slice_scatter", real(4, 6, 5), real(4, 3, 5), 1, 2, 5),
     "reshape": lambda: call("reshape", real(4, 6, 15), [4, 6, 3, 5]),
     "reshape inferred": lambda: call("reshape", real(4, 6, 30), [4, 6, -1, 5]),
     "reshape merged": lambda: call("reshape", real(4, 6, 5), [24, 5]),

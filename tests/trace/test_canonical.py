@@ -1,0 +1,83 @@
+"""One form for each meaning, whatever form export has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from planner.ir.errors import ModelError
+from planner.ir.graph import ModelGraph, Node
+from planner.trace import load_model, trace_model
+
+NET = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.f = nn.Embedding(48, 16), nn.Linear(16, 16)
+        self.a, self.b = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4, 16))
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        {forward}
+        return x @ self.e.weight.T
+{rest}
+def make():
+    return M()
+"""
+MIXTRAL = {
+    "model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+}
+FOREIGN = """
+@torch.library.custom_op("stranger::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+double.register_fake(lambda x: torch.empty_like(x))
+double.register_autograd(lambda context, gradient: 2 * gradient)
+"""
+
+
+def traced(spec: str, dtype: str = "float64") -> ModelGraph:
+    return trace_model(load_model(spec, {}, None), sequence=16, dtype=dtype)
+
+
+def nodes(graph: ModelGraph) -> list[Node]:
+    return [node for body in (graph.context, *graph.bodies) for node in body.nodes]
+
+
+def test_dropout_of_a_step_that_export_made_functional(model_file: Callable[[str], str]) -> None:
+    forward = "x = F.dropout(self.f(x), 0.25)\n        x[:, 0] = 0.0"
+    found = nodes(traced(model_file(NET.format(forward=forward, rest=""))))
+    assert [node.argument("p") for node in found if "dropout" in node.base] == [0.25]
+    assert not any(node.base == "native_dropout" for node in found)
+
+
+@pytest.mark.parametrize(("called", "equations"), [
+    ("'btd,dr,re->bte', x, self.a, self.b", ["btd,dr->btr", "btr,re->bte"]),
+    ("'btd,dr,re', x, self.a, self.b", ["btd,dr->btr", "btr,re->bet"]),
+    ("'...d,dr->...r', x, self.a @ self.b", ["abd,dr->abr"]),
+    ("'btd,de->bte', x, self.f.weight", ["btd,de->bte"]),
+])
+def test_products_in_pairs(model_file: Callable[[str], str], called: str, equations: list[str]) -> None:
+    graph = traced(model_file(NET.format(forward=f"x = torch.einsum({called})", rest="")))
+    assert [node.argument("equation") for node in nodes(graph) if node.base == "einsum"] == equations
+
+
+def test_a_loss_that_broadcasts_nothing(model_file: Callable[[str], str]) -> None:
+    rest = "\ndef loss(outputs, batch):\n    return F.mse_loss(outputs, F.one_hot(batch['labels'], 48).to(outputs.dtype))\n"
+    found = {node.base for node in nodes(traced(model_file(NET.format(forward="x = self.f(x)", rest=rest))))}
+    assert "broadcast_tensors" not in found and not {"getitem", "expand"} & found
+
+
+def test_a_grouped_product_of_another_library(config_file: Callable[..., str]) -> None:
+    spec = config_file(**MIXTRAL)
+    found = {node.base for node in nodes(traced(spec, "float32"))}
+    assert "_grouped_mm" in found and not any("::" in base for base in found)
+    with pytest.raises(ModelError, match="grouped_mm does not compute in float64; --precision bf16 or fp32"):
+        traced(spec, "float64")
+
+
+def test_operations_of_other_libraries(model_file: Callable[[str], str]) -> None:
+    spec = model_file(FOREIGN + NET.format(forward="x = torch.ops.stranger.double(self.f(x))", rest=""))
+    with pytest.raises(ModelError, match=r"stranger::double is no operation of torch's; the emitted program needs nothing but"):
+        traced(spec)
