@@ -170,8 +170,7 @@ def _stage_units() -> list[str]:
 
 def _stage_forward(program: Program) -> list[str]:
     names = [name for name, *_ in program.batch]
-    dropout = any(run.random for run in program.runs)
-    parameters = ["self", "*received", *names] + (["rng=None"] if dropout else [])
+    parameters = ["self", "*received", *names] + (["rng=None"] if program.random else [])
     lines = [f"def forward({', '.join(parameters)}):"]
     lines += _receive(program)
     for call in program.calls:
@@ -212,7 +211,8 @@ def _context_call(call: ContextCall, program: Program) -> list[str]:
 
 def _context_arguments(call: ContextCall, program: Program) -> list[str]:
     device = f"{(call.arguments or (program.batch[0][0],))[0]}.device"
-    return [*call.arguments, *(f'constant("{key}", {device})' for _, key in call.constants)]
+    stream = [f'rng.block("{call.function}")'] if call.random else []
+    return [*call.arguments, *(f'constant("{key}", {device})' for _, key in call.constants), *stream]
 
 
 def _run(run: Run) -> list[str]:

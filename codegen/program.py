@@ -136,13 +136,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ContextCall:
-    """A function of the context that the runs ``readers`` need. ``constants``: (argument, key) of those it takes."""
+    """A function of the context that the runs ``readers`` need. ``constants``: (argument, key) of those it takes.
+
+    ``random``: it takes the dropout stream as its last argument.
+    """
 
     function: str
     arguments: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
     writes: tuple[str, ...]
     readers: tuple[str, ...]
+    random: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,11 @@ class Program:
     tied: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
     sent: Mapping[str, Variable] = field(default_factory=dict)
+
+    @property
+    def random(self) -> bool:
+        """Whether anything in it draws random masks."""
+        return any(run.random for run in self.runs) or any(call.random for call in self.calls)
 
 
 __all__ = [

@@ -101,7 +101,7 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         "tensor": plan.mesh.tensor, "zero_group": plan.zero_group, "total": plan.batch.total, "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
         "stages": stages, "inputs": inputs, "flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
-        "dropout": any(run.random for run in program.runs), "predicted": predicted, "optimizer": plan.optimizer,
+        "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
     }
 
 

@@ -131,7 +131,7 @@ def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]
     function = replace(lower_body(whole, placement, batch, frozenset(), ())[0], name=name)
     arguments = tuple(value.name for value in inputs)
     constants = tuple((renames[value.name], value.name) for value in buffers)
-    return function, ContextCall(name, arguments, constants, (), ())
+    return function, ContextCall(name, arguments, constants, (), (), function.random)
 
 
 def _counts_batch(argument: Argument) -> bool:

@@ -251,6 +251,11 @@ class ZeroStage(PipelineStage):
             self.loss_sums.append(output.detach().clone())
         return output
 
+    def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
+        """torch's; what it returns is no view, which the input part of a backward pass could not detach."""
+        output = super().forward_maybe_with_nosync(*arguments, **keywords)
+        return tuple(map(_no_view, output)) if isinstance(output, tuple) else output
+
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, after letting go of what has arrived."""
         self._let_go("B", bwd_chunk_id)
@@ -321,6 +326,12 @@ def _has_own_history(value: Tensor) -> bool:
     """Whether autograd saw the tensor's memory being made: not so views of parameters, buffers and inputs."""
     owner = value if value._base is None else value._base
     return owner.grad_fn is not None
+
+
+def _no_view(value: Tensor) -> Tensor:
+    """The same memory, in a tensor that autograd does not take for a view (``detach_`` refuses those)."""
+    viewed = value.requires_grad and value._base is not None
+    return torch.ops.aten._unsafe_view(value, value.shape) if viewed else value
 
 
 def _apart(made: Sequence[Tensor | None], received: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:

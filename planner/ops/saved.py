@@ -18,7 +18,15 @@ from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
-from planner.ops.families import CONVOLUTIONS, CREATIONS, GROUPED_PRODUCT, POINTWISE, TRANSPOSED_CONVOLUTIONS, VIEW_FAMILY
+from planner.ops.families import (
+    CONVOLUTIONS,
+    CREATIONS,
+    GROUPED_PRODUCT,
+    POINTWISE,
+    RECURRENT,
+    TRANSPOSED_CONVOLUTIONS,
+    VIEW_FAMILY,
+)
 from planner.ops.layout import Layout, fused_attention, reshaped
 
 HALF = frozenset({"bfloat16", "float16"})
@@ -348,6 +356,20 @@ def _pair(call: Call) -> Saved:
     return Saved((0, 1))
 
 
+def _recurrent(call: Call) -> Saved:
+    """Of every layer and direction its input (turned round it is a copy) and what its steps keep: of a GRU or an LSTM seven
+    hidden values, the state before it among them (aten/src/ATen/native/RNN.cpp, ``GRUCell``, ``LSTMCell``), of a plain cell 1.
+    Fused kernels keep otherwise."""
+    layers, states = call.arguments["num_layers"], {"gru": 1, "lstm": 2}.get(call.node.base, 0)
+    ways = 2 if call.arguments["bidirectional"] else 1
+    assert isinstance(layers, int)
+    width, hidden = call.operands[0].sizes[-1], call.outputs[0].sizes[-1] // ways
+    inputs = (ways - 1) * width + (layers - 1) * ways * hidden
+    steps = (7 if states else 1) * layers * ways * hidden
+    made = call.operands[0].elements // width * (inputs + steps) - states * call.operands[1].elements
+    return Saved(tuple(range(len(call.operands))), (), made * call.scalar)
+
+
 def _scaled_sum(call: Call) -> Saved:
     """addcmul: the factors."""
     return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
@@ -363,4 +385,5 @@ _RULES: dict[str, _Rule] = {
     "pow": _power, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention, "where": _condition,
     "_weight_norm": _weight_norm,
     **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
+    **dict.fromkeys(RECURRENT, _recurrent),
 }

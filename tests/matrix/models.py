@@ -338,15 +338,15 @@ class Experts(nn.Module):
         weights, chosen = self.router(tokens).softmax(-1).topk(2)
         expert, order = chosen.flatten().sort()
         ends = torch.histc(expert.float(), self.count, 0, self.count - 1).cumsum(0).to(torch.int32)
-        hidden = F.gelu(grouped_product(tokens[order // 2], self.up, ends))
-        made = grouped_product(hidden, self.down.transpose(1, 2), ends) * weights.flatten()[order][:, None]
+        hidden = F.gelu(_grouped_product(tokens[order // 2], self.up, ends))
+        made = _grouped_product(hidden, self.down.transpose(1, 2), ends) * weights.flatten()[order][:, None]
         back = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=order.device))
         return x + made[back].unflatten(0, (-1, 2)).sum(1).view_as(x)
 
 
-def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """``F.grouped_mm``; in float64, which that refuses, every expert's product of all rows, and of these the rows' own."""
-    if rows.dtype != torch.float64:
+def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """``F.grouped_mm``; in types that torch's fake tensors refuse, each expert's product of all rows, and of them its own."""
+    if rows.dtype == torch.bfloat16:
         return F.grouped_mm(rows, weights, offs=ends)
     own = torch.arange(rows.shape[0], device=rows.device)[:, None] < ends
     first = own & ~F.pad(own, (1, 0))[:, :-1]

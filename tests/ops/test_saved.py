@@ -100,3 +100,31 @@ def test_eager_attention_copies_what_strides_forbid(dtype: str) -> None:
                   differentiable=True)
     body = heads(dtype, HEADS, (across, scores))
     assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("base", "gates"), [("gru", 3), ("lstm", 4)])
+def test_recurrent_layers(base: str, gates: int, layers: int, ways: int) -> None:
+    """In float64, where no fused kernel takes the LSTM."""
+    state = [f"h{at}" for at in range(2 if base == "lstm" else 1)]
+    inputs = [BodyValue("x", TensorType((2, 7, 5), "float64"), True)]
+    inputs += [BodyValue(name, TensorType((layers * ways, 2, 6), "float64"), False) for name in state]
+    parameters = [
+        BodyValue(f"w{layer}{way}{part}", TensorType(shape, "float64"), True)
+        for layer in range(layers) for way in range(ways)
+        for part, shape in enumerate(((gates * 6, 6 * ways if layer else 5), (gates * 6, 6), (gates * 6,), (gates * 6,)))
+    ]
+    held = tuple(map(Ref, state)) if base == "lstm" else Ref("h0")
+    arguments: Arguments = (
+        ("input", Ref("x")), ("hx", held), ("params", tuple(Ref(value.name) for value in parameters)), ("has_biases", True),
+        ("num_layers", layers), ("dropout", 0.0), ("train", True), ("bidirectional", ways == 2), ("batch_first", True),
+    )
+    result = TensorType((2, 7, 6 * ways), "float64")
+    last = TensorType((layers * ways, 2, 6), "float64")
+    nodes = (
+        Node("all", f"{base}.input", arguments, (result, *(last for _ in state)), differentiable=True),
+        Node("o", "getitem", (("input", Ref("all")), ("index", 0)), (result,), differentiable=True),
+    )
+    body = Body("Case", tuple(inputs), tuple(parameters), (), nodes, ("o",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
