@@ -16,13 +16,14 @@ from planner.costing.operations import Operation, measure_operation
 from planner.ir.graph import Body, Node
 from planner.ir.placement import Conversion, OpStrategy, Placement, Transfer, transfers
 from planner.ir.types import TensorType
+from planner.ops.families import GROUPED_PRODUCT
 from planner.ops.work import AttentionShape, Work
 
 _Seconds = tuple[float, float, float]
 DEFAULT_ENGINE = Engine()
 UNFUSED_KERNELS = 4
 """Two products, softmax and dropout."""
-BATCHED = ("bmm", "baddbmm")
+BATCHED = ("bmm", "baddbmm", GROUPED_PRODUCT)
 CAST_BYTES = 3
 """Read in two bytes, written in one."""
 

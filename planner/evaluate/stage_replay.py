@@ -103,6 +103,10 @@ class StageReplay:
             for link in self.chain
         ]
 
+    @cached_property
+    def _kept_names(self) -> frozenset[str]:
+        return frozenset(name for names in self._kept_by_writer for name in names.values())
+
     def _find_keepers(self) -> dict[str, list[int]]:
         """By value, the blocks whose autograd keeps it."""
         keepers: dict[str, list[int]] = {}
@@ -331,8 +335,7 @@ class StageReplay:
 
     def _is_own(self, name: str) -> bool:
         """Whether a block of the stage has made the value, and does not keep it itself."""
-        kept = any(name in names.values() for names in self._kept_by_writer)
-        return name in self.sizes and name not in self.incoming and not kept
+        return name in self.sizes and name not in self.incoming and name not in self._kept_names
 
     @cached_property
     def _weight_owners(self) -> dict[str, int]:

@@ -358,8 +358,8 @@ def _pair(call: Call) -> Saved:
 
 def _recurrent(call: Call) -> Saved:
     """Of every layer and direction its input (turned round it is a copy) and what its steps keep: of a GRU or an LSTM seven
-    hidden values, the state before it among them (aten/src/ATen/native/RNN.cpp, ``GRUCell``, ``LSTMCell``), of a plain cell 1.
-    Fused kernels keep otherwise."""
+    hidden values, the state before it among them, of a plain cell one (aten/src/ATen/native/RNN.cpp, ``GRUCell``,
+    ``LSTMCell``, ``SimpleCell``). Fused kernels keep otherwise."""
     layers, states = call.arguments["num_layers"], {"gru": 1, "lstm": 2}.get(call.node.base, 0)
     ways = 2 if call.arguments["bidirectional"] else 1
     assert isinstance(layers, int)

@@ -35,7 +35,7 @@ def in_pairs(node: Node, types: Mapping[str, TensorType]) -> Iterator[Node]:
         waiting = [operand for place, operand in enumerate(waiting) if place not in pair]
         left = {letter for term in (*(term for term, _, _ in waiting), result) for letter in term}
         letters = dict.fromkeys(letter for term, _, _ in taken for letter in term if letter in left)
-        made, name = ("".join(letters), f"{node.name}_{at}") if waiting else (result, node.name)
+        made, name = ("".join(letters), f"{node.name}_pair_{at}") if waiting else (result, node.name)
         extents = _extents(taken)
         type_ = TensorType(tuple(extents[letter] for letter in made), node.type.dtype)
         said: tuple[tuple[str, Argument], ...] = (

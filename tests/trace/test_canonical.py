@@ -63,6 +63,13 @@ def test_products_in_pairs(model_file: Callable[[str], str], called: str, equati
     assert [node.argument("equation") for node in nodes(graph) if node.base == "einsum"] == equations
 
 
+def test_products_that_are_named_alike(model_file: Callable[[str], str]) -> None:
+    """What a product of four is made of takes no name that export has given."""
+    called = "x = torch.einsum('btd,dr,re,ef->btf', x, self.a, self.b, self.f.weight)\n        " * 3
+    graph = traced(model_file(NET.format(forward=called, rest="")))
+    assert sum(node.base == "einsum" for block in graph.blocks for node in graph.body_of[block.body].nodes) == 9
+
+
 def test_a_loss_that_broadcasts_nothing(model_file: Callable[[str], str]) -> None:
     rest = "\ndef loss(outputs, batch):\n    return F.mse_loss(outputs, F.one_hot(batch['labels'], 48).to(outputs.dtype))\n"
     found = {node.base for node in nodes(traced(model_file(NET.format(forward="x = self.f(x)", rest=rest))))}
