@@ -143,10 +143,7 @@ class BlockPasses:
     @cached_property
     def kept_outputs(self) -> frozenset[str]:
         """Outputs that the block itself keeps."""
-        heap, kept = Heap(), Kept()
-        outputs = self._forward(heap, kept)
-        self._leave(heap, outputs, ())
-        return frozenset(value for value, storage in outputs.items() if storage.references)
+        return self._returned[1]
 
     def _given(self, run: range) -> frozenset[str]:
         """What a repeated run is called with."""
@@ -163,11 +160,17 @@ class BlockPasses:
     @cached_property
     def forward(self) -> Pass:
         """From the call to the return; outputs and kept inputs are left out of ``after``."""
+        return self._returned[0]
+
+    @cached_property
+    def _returned(self) -> tuple[Pass, frozenset[str]]:
+        """The forward pass, and the outputs that are kept when it is over."""
         heap, kept = Heap(), Kept()
         outputs = self._forward(heap, kept)
         edge = heap.at_peak(outputs.values())
         self._leave(heap, outputs, ())
-        return replace(heap.result(), edge=edge)
+        lasting = frozenset(value for value, storage in outputs.items() if storage.references)
+        return replace(heap.result(), edge=edge), lasting
 
     @cached_property
     def output_bytes(self) -> tuple[int, ...]:

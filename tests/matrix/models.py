@@ -4,6 +4,7 @@ for each other, and no parameter's gradient hides behind a zero or a one."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -256,13 +257,13 @@ class Decay(nn.Module):
         return x + self.out(mean * F.silu(gate))
 
 
-class Averages(nn.Module):
-    """An embedding, averages, a head."""
+class Stacked(nn.Module):
+    """An embedding, layers, a head."""
 
-    def __init__(self, layers: int, width: int, vocab: int, kind: type[Average] | type[Decay] = Average) -> None:
+    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
-        self.layers = nn.ModuleList(kind(width) for _ in range(layers))
+        self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -272,12 +273,12 @@ class Averages(nn.Module):
         return self.head(x)
 
 
-def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Averages:
-    return Averages(layers, width, vocab)
+def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Stacked:
+    return Stacked((Average(width) for _ in range(layers)), width, vocab)
 
 
-def decays(layers: int = 4, width: int = 16, vocab: int = 64) -> Averages:
-    return Averages(layers, width, vocab, Decay)
+def decays(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
+    return Stacked((Decay(width) for _ in range(layers)), width, vocab)
 
 
 class Turned(nn.Module):
@@ -302,26 +303,10 @@ class Turned(nn.Module):
         return F.relu(self.scale(product) + x)
 
 
-class TurnedModel(nn.Module):
-    """An embedding, turned layers whose first result a last skips to, a head."""
-
-    def __init__(self, layers: int, width: int, vocab: int, seq: int) -> None:
-        super().__init__()
-        angles = torch.outer(torch.arange(2 * seq), 0.5 ** torch.arange(width // 2)).to(torch.get_default_dtype())
-        table = torch.polar(torch.ones_like(angles), angles)
-        self.embedding = nn.Embedding(vocab, width)
-        self.layers = nn.ModuleList(Turned(width, seq, table) for _ in range(layers))
-        self.head = nn.Linear(width, vocab, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def turned(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> TurnedModel:
-    return TurnedModel(layers, width, vocab, seq)
+def turned(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
+    angles = torch.outer(torch.arange(2 * seq), 0.5 ** torch.arange(width // 2)).to(torch.get_default_dtype())
+    table = torch.polar(torch.ones_like(angles), angles)
+    return Stacked((Turned(width, seq, table) for _ in range(layers)), width, vocab)
 
 
 class Experts(nn.Module):
@@ -353,24 +338,8 @@ def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tens
     return torch.einsum("rg,rk,gkn->rn", first.to(rows.dtype), rows, weights)
 
 
-class ExpertsModel(nn.Module):
-    """An embedding, layers of experts, a head."""
-
-    def __init__(self, layers: int, width: int, vocab: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab, width)
-        self.layers = nn.ModuleList(Experts(width, 4) for _ in range(layers))
-        self.head = nn.Linear(width, vocab, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def experts(layers: int = 4, width: int = 16, vocab: int = 64) -> ExpertsModel:
-    return ExpertsModel(layers, width, vocab)
+def experts(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
+    return Stacked((Experts(width, 4) for _ in range(layers)), width, vocab)
 
 
 class Reader(nn.Module):
