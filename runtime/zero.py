@@ -252,9 +252,9 @@ class ZeroStage(PipelineStage):
         return output
 
     def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
-        """torch's; what it returns is no view, which the input part of a backward pass could not detach."""
+        """torch's; what it returns can be sent, and is no view, which the input part of a backward pass could not detach."""
         output = super().forward_maybe_with_nosync(*arguments, **keywords)
-        return tuple(map(_no_view, output)) if isinstance(output, tuple) else output
+        return tuple(map(_as_message, output)) if isinstance(output, tuple) else output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, after letting go of what has arrived."""
@@ -328,16 +328,22 @@ def _has_own_history(value: Tensor) -> bool:
     return owner.grad_fn is not None
 
 
-def _no_view(value: Tensor) -> Tensor:
-    """The same memory, in a tensor that autograd does not take for a view (``detach_`` refuses those)."""
+def _as_message(value: Tensor) -> Tensor:
+    """The same memory, row by row (else a copy), in a tensor that autograd does not take for a view (``detach_`` refuses
+    those)."""
+    if not value.is_contiguous():
+        return value.contiguous()
     viewed = value.requires_grad and value._base is not None
     return torch.ops.aten._unsafe_view(value, value.shape) if viewed else value
 
 
 def _apart(made: Sequence[Tensor | None], received: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
-    """The gradients that were made, none in the memory of one that was received: that of a value which is only passed on would
-    be, and it may be on its way when the buffer is written again."""
+    """The gradients that were made, as messages: row by row in memory (autograd lays only the gradients of its leaves so), and
+    none in the memory of one that was received: that of a value which is only passed on would be, and it may be on its way when
+    the buffer is written again."""
     buffers = {tensor.untyped_storage()._cdata for tensor in received or () if tensor is not None}
     return tuple(
-        tensor.clone() if tensor is not None and tensor.untyped_storage()._cdata in buffers else tensor for tensor in made
+        tensor.clone(memory_format=torch.contiguous_format)
+        if tensor is not None and (tensor.untyped_storage()._cdata in buffers or not tensor.is_contiguous()) else tensor
+        for tensor in made
     )

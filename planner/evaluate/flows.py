@@ -121,10 +121,11 @@ class Flows:
         self._drop(flow)
 
     def end(self) -> tuple[int, frozenset[str]]:
-        """Gradients that lie where they were received are copied. Bytes of what is sent back, and whose they are."""
+        """Gradients that lie where they were received, or otherwise than in rows, are copied. Bytes of what is sent back, and
+        whose they are."""
         sent = [name for name in self._now if name in self.incoming]
         for name in sent:
-            if self._now[name].storage.category is None:
+            if self._now[name].storage.category is None or not self._now[name].straight:
                 self.copy(name)
         storages = {id(self._now[name].storage): self._now[name].storage for name in sent}
         for storage in storages.values():

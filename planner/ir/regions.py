@@ -8,6 +8,8 @@ next one. Nothing is recognised by the names of modules or of values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import networkx as nx
 
 from planner.ir.graph import Body, Node
@@ -18,12 +20,33 @@ _SOFTMAX = frozenset({"softmax", "_softmax"})
 
 
 def recompute_regions(body: Body) -> tuple[tuple[str, ...], ...]:
-    """The regions of a body (one per attention, unless they touch), each as node names in execution order."""
+    """The regions of a body, each as node names in execution order: one per attention. Those that touch are one, unless a path
+    would leave it and come back (two attentions may share a mask, and one be made of the other)."""
     free = {node.name for node in body.nodes if not _reads_parameter(body, node)}
-    grown: set[str] = set()
+    regions: list[set[str]] = []
     for seeds in _seeds(body, free):
-        grown |= _grow(body, seeds, free)
-    return _components(body, grown)
+        taken = set[str]().union(*regions)
+        if not seeds - taken:
+            continue
+        region = _grow(body, seeds - taken, free - taken)
+        around = region | {name for edge in body.dataflow.edges if region & set(edge) for name in edge}
+        apart = [other for other in regions if not other & around]
+        joined = region.union(*(other for other in regions if other & around))
+        for found in ([*apart, joined], [*regions, region]):
+            if _have_an_order(body, found):
+                regions = found
+                break
+    position = {node.name: at for at, node in enumerate(body.nodes)}
+    parts = [tuple(sorted(region, key=position.__getitem__)) for region in regions]
+    return tuple(sorted(parts, key=lambda part: position[part[0]]))
+
+
+def _have_an_order(body: Body, regions: Sequence[set[str]]) -> bool:
+    """Whether each region can run in one piece."""
+    group = {name: at for at, region in enumerate(regions) for name in region}
+    flow = nx.DiGraph((group.get(a, a), group.get(b, b)) for a, b in body.dataflow.edges)
+    flow.remove_edges_from(list(nx.selfloop_edges(flow)))
+    return nx.is_directed_acyclic_graph(flow)
 
 
 def recompute_region(body: Body) -> tuple[str, ...]:
@@ -95,9 +118,3 @@ def _joins_after(body: Body, node: Node, region: set[str]) -> bool:
         return False
     return bool(body.consumers.get(node.name)) and node.name not in body.outputs
 
-
-def _components(body: Body, names: set[str]) -> tuple[tuple[str, ...], ...]:
-    """Connected parts in execution order, each in execution order."""
-    position = {node.name: at for at, node in enumerate(body.nodes)}
-    parts = [sorted(part, key=position.__getitem__) for part in nx.weakly_connected_components(body.dataflow.subgraph(names))]
-    return tuple(tuple(part) for part in sorted(parts, key=lambda part: position[part[0]]))

@@ -106,6 +106,26 @@ def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> L
     return Layout(tuple(sizes), _ordered(sizes, order), dtype)
 
 
+def channels_last(layout: Layout) -> bool:
+    """Whether torch takes an image's or a volume's channels to lie innermost (c10/core/MemoryFormat.h,
+    ``is_channels_last_strides_2d`` and ``_3d``)."""
+    rank = len(layout.sizes)
+    if rank not in (4, 5) or not layout.strides[1] or 0 in layout.sizes:
+        return False
+    least = 0
+    for dim in (1, *range(rank - 1, 1, -1), 0):
+        stride = layout.strides[dim]
+        if stride < least or (dim == 0 and least == layout.strides[1]):
+            return False
+        least = stride * layout.sizes[dim]
+    return True
+
+
+def with_channels_last(sizes: Sequence[int], dtype: str) -> Layout:
+    """A tensor whose channels (dim 1) lie innermost."""
+    return Layout(tuple(sizes), _ordered(sizes, (1, *range(len(sizes) - 1, 1, -1), 0)), dtype)
+
+
 def _compare(operands: Sequence[tuple[int, ...]], sizes: Sequence[int], first: int, second: int) -> int:
     """Positive where ``second`` should lie inside ``first``."""
     for strides in operands:

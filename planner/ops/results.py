@@ -7,8 +7,26 @@ from collections.abc import Mapping, Sequence
 from planner.ir.graph import Node
 from planner.ir.types import TensorType
 from planner.ops.einsums import batched_product
-from planner.ops.families import POINTWISE, RESHAPES, VIEWS
-from planner.ops.layout import Layout, broadcast_strides, fresh, fused_attention, inherited, reshaped, row_major
+from planner.ops.families import CONVOLUTIONS, POINTWISE, RESHAPES, TRANSPOSED_CONVOLUTIONS, VIEWS
+from planner.ops.layout import (
+    Layout,
+    broadcast_strides,
+    channels_last,
+    fresh,
+    fused_attention,
+    inherited,
+    reshaped,
+    row_major,
+    with_channels_last,
+)
+
+# Images whose channels lie innermost stay so (``suggest_memory_format``); everything else is row by row.
+KEEPS_CHANNELS_LAST = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
+    "adaptive_avg_pool2d", "avg_pool2d", "cat", "constant_pad_nd", "group_norm", "max_pool2d", "pad", "upsample_bicubic2d",
+    "upsample_bilinear2d", "upsample_nearest2d",
+}
+# The result's dims lie in the order of the first operand's.
+KEEPS_ORDER = frozenset({"flip", "glu", "select_scatter", "slice_scatter", "sort"})
 
 
 def result_layouts(
@@ -25,7 +43,11 @@ def result_layouts(
         return ((view,), True) if view is not None else ((fresh(outputs[0], batch),), False)
     if node.base == "contiguous" and operands[0].contiguous:
         return (operands[0],), True
-    if node.base in POINTWISE and outputs:
+    if node.base in KEEPS_CHANNELS_LAST and _channels_last(node, operands):
+        return tuple(with_channels_last(type_.sizes(batch), type_.dtype) for type_ in outputs), False
+    if node.base in KEEPS_ORDER:
+        return tuple(inherited(operands[:1], type_.sizes(batch), type_.dtype) for type_ in outputs), False
+    if node.base in POINTWISE and node.base != "masked_fill" and outputs:  # that copies into rows (TensorAdvancedIndexing.cpp)
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base == "scaled_dot_product_attention" and fused_attention(node, operands):
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
@@ -33,6 +55,13 @@ def result_layouts(
     if product is not None:
         return (product.result,), False
     return tuple(fresh(type_, batch) for type_ in outputs), False
+
+
+def _channels_last(node: Node, operands: Sequence[Layout]) -> bool:
+    """Whether channels lie innermost in the result: as in the input or the weight of a convolution, or in all that is joined."""
+    if node.base == "cat":
+        return all(map(channels_last, operands))
+    return any(map(channels_last, operands[: 2 if node.base in CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS else 1]))
 
 
 def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout:

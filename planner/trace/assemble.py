@@ -15,6 +15,7 @@ from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph, place
 from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
+from planner.trace.packing import packed
 
 
 @dataclass(frozen=True)
@@ -178,14 +179,14 @@ def _body(graph: FlatGraph, segment: Segment, ends: _Ends, names: _Names, class_
     def values(group: Sequence[str]) -> tuple[BodyValue, ...]:
         return tuple(BodyValue(renamed[n], graph.type_of(n), _differentiable(graph, n)) for n in group)
 
-    return Body(
+    return packed(Body(
         name=class_name,
         inputs=values(ends.reads),
         parameters=values(ends.parameters),
         buffers=values(ends.buffers),
         nodes=tuple(replace(substitute(node, renamed), name=renamed[node.name]) for node in segment.nodes),
         outputs=tuple(renamed[name] for name in ends.writes),
-    )
+    ))
 
 
 def _attribute(fqn: str, segment: Segment) -> str:

@@ -309,6 +309,52 @@ def turned(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> 
     return Stacked((Turned(width, seq, table) for _ in range(layers)), width, vocab)
 
 
+class Sideways(nn.Module):
+    """Mixes positions and nothing else: what it returns, and the gradient of what it is given, lie column by column."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(seq, seq)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.mix(x.mT)).mT
+
+
+def sideways(layers: int = 6, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
+    return Stacked((Sideways(seq) for _ in range(layers)), width, vocab)
+
+
+class Attended(nn.Module):
+    """A head of attention by hand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (self.query(x) @ self.key(x).mT / x.shape[-1] ** 0.5 + bias).softmax(-1) @ self.value(x)
+
+
+class Twice(nn.Module):
+    """Two attentions, the second of what the first makes, under one mask that a learned slope gives."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = Attended(width), Attended(width)
+        self.slope = nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        distance = places[:, None] - places
+        bias = torch.where(distance >= 0, -self.slope * distance, -1e4)
+        x = x + self.first(x, bias)
+        return x + self.second(x, bias)
+
+
+def twice(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
+    return Stacked((Twice(width) for _ in range(layers)), width, vocab)
+
+
 class Experts(nn.Module):
     """Each token goes through the two best of its experts, whose products are one grouped product."""
 

@@ -75,6 +75,10 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     # Turned views, complex numbers, a product of three tensors, a write into a part, a weight made of two parameters.
     ("turned", Row(pipeline=2, data=2, accumulation=2, schedule="zbv")),
     ("turned", Row(tensor=2, data=2, zero=3, recompute="full")),
+    # Messages that lie otherwise in memory than their values did; two attentions under one mask.
+    ("sideways", Row(pipeline=2, accumulation=2, schedule="zbv")),
+    ("sideways", Row(pipeline=2, data=2, accumulation=2)),
+    ("twice", Row(tensor=2, data=2, zero=3, recompute="selective")),
     # Tokens go where a router sends them.
     ("experts", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # Gradients begin in two places.
