@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -10,28 +11,34 @@ from torch import Tensor
 _operators = torch.ops._c10d_functional
 
 
+def _run(operator: Callable[..., Tensor], x: Tensor, *arguments: object) -> Tensor:
+    """What arrives. Complex numbers travel as pairs of real ones: backends know no others."""
+    sent = x.contiguous()
+    arrived: Tensor = _operators.wait_tensor(operator(torch.view_as_real(sent) if x.is_complex() else sent, *arguments))
+    return torch.view_as_complex(arrived) if x.is_complex() else arrived
+
+
 def all_reduce(x: Tensor, operation: Literal["sum", "max"], group: str) -> Tensor:
     """``operation`` over the ranks' ``x``; a new tensor."""
-    return _operators.wait_tensor(_operators.all_reduce(x.contiguous(), operation, group))
+    return _run(_operators.all_reduce, x, operation, group)
 
 
 def all_gather(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The ranks' ``x`` joined along ``dim``."""
-    whole: Tensor = _operators.wait_tensor(_operators.all_gather_into_tensor(x.contiguous(), degree, group))
+    whole = _run(_operators.all_gather_into_tensor, x, degree, group)
     return whole if dim == 0 else torch.cat(whole.chunk(degree, 0), dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The own part along ``dim`` of the sum over the ranks' ``x``."""
-    lined = x.contiguous() if dim == 0 else torch.cat(x.chunk(degree, dim), 0)
-    return _operators.wait_tensor(_operators.reduce_scatter_tensor(lined, "sum", degree, group))
+    lined = x if dim == 0 else torch.cat(x.chunk(degree, dim), 0)
+    return _run(_operators.reduce_scatter_tensor, lined, "sum", degree, group)
 
 
 def all_to_all(x: Tensor, split_dim: int, concat_dim: int, degree: int, group: str) -> Tensor:
     """Part ``i`` of ``x`` along ``split_dim`` goes to rank ``i``; what arrives is joined along ``concat_dim``."""
-    parts = torch.stack(x.chunk(degree, split_dim))
     ones = [1] * degree
-    arrived = _operators.wait_tensor(_operators.all_to_all_single(parts, ones, ones, group))
+    arrived = _run(_operators.all_to_all_single, torch.stack(x.chunk(degree, split_dim)), ones, ones, group)
     return torch.cat(arrived.unbind(0), concat_dim)
 
 

@@ -28,7 +28,7 @@ def recompute_regions(body: Body) -> tuple[tuple[str, ...], ...]:
         taken = set[str]().union(*regions)
         if not seeds - taken:
             continue
-        region = _grow(body, seeds - taken, free - taken)
+        region = _with_parts(body, _grow(body, seeds - taken, free - taken))
         around = region | {name for edge in body.dataflow.edges if region & set(edge) for name in edge}
         apart = [other for other in regions if not other & around]
         joined = region.union(*(other for other in regions if other & around))
@@ -39,6 +39,12 @@ def recompute_regions(body: Body) -> tuple[tuple[str, ...], ...]:
     position = {node.name: at for at, node in enumerate(body.nodes)}
     parts = [tuple(sorted(region, key=position.__getitem__)) for region in regions]
     return tuple(sorted(parts, key=lambda part: position[part[0]]))
+
+
+def _with_parts(body: Body, region: set[str]) -> set[str]:
+    """The region with all results of its operations, and of no other's."""
+    parts = {node.name for node in body.nodes if node.op == "getitem"}
+    return (region - parts) | {name for name in parts if body.by_name[name].operands[0] in region}
 
 
 def _have_an_order(body: Body, regions: Sequence[set[str]]) -> bool:

@@ -58,7 +58,7 @@ def result_layouts(
 
 
 def _channels_last(node: Node, operands: Sequence[Layout]) -> bool:
-    """Whether channels lie innermost in the result: as in the input or the weight of a convolution, or in all that is joined."""
+    """Whether channels lie innermost in the result: as in a convolution's input or weight, or in all that is joined."""
     if node.base == "cat":
         return all(map(channels_last, operands))
     return any(map(channels_last, operands[: 2 if node.base in CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS else 1]))

@@ -24,7 +24,7 @@ def packed(body: Body) -> Body:
     turned = [name for name in body.outputs if not layouts[name].contiguous]
     if not turned:
         return body
-    taken = [value.name for value in (*body.inputs, *body.parameters, *body.buffers, *body.nodes)]
+    taken = [*body.types]
     names = {name: unique_path(f"{name}_packed", taken) for name in turned}
     copies = tuple(
         replace(made, name=names[made.name], op="contiguous", arguments=(("self", Ref(made.name)),))

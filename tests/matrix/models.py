@@ -325,14 +325,17 @@ def sideways(layers: int = 6, width: int = 16, vocab: int = 64, seq: int = 24) -
 
 
 class Attended(nn.Module):
-    """A head of attention by hand."""
+    """A head of attention by hand, to keys of which one half is made of a part of a split and the other is its other part."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.query, self.down = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.up, self.value = nn.Linear(width // 2, width // 2), nn.Linear(width // 2, width)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return (self.query(x) @ self.key(x).mT / x.shape[-1] ** 0.5 + bias).softmax(-1) @ self.value(x)
+        low, straight = self.down(x).chunk(2, -1)
+        keys = torch.cat([self.up(low), straight], -1)
+        return (self.query(x) @ keys.mT / x.shape[-1] ** 0.5 + bias).softmax(-1) @ self.value(low)
 
 
 class Twice(nn.Module):

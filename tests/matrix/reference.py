@@ -16,6 +16,7 @@ ARGUMENTS = (
     "--clip", str(CLIP), "--seed", "3",
 )
 SEED = 3
+TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ def train_plainly(model: nn.Module, batches: list[Mapping[str, Tensor]]) -> Refe
 
 def worst_gradient(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[str, float]:
     """The parameter whose gradient is furthest off, in units of the tolerance: max|g - ref| over
-    1e-9 x the larger of max|ref| and 1e-3 of the model's largest gradient. Missing ones are infinitely off."""
+    :data:`TOLERANCE` x the larger of max|ref| and 1e-3 of the model's largest gradient. Missing ones are infinitely off."""
     largest = max(float(g.abs().max()) for g in expected.values())
     worst = ("", 0.0)
     for name, reference in expected.items():
         if name not in actual or actual[name].shape != reference.shape:
             return name, math.inf
-        tolerance = 1e-9 * max(float(reference.abs().max()), 1e-3 * largest)
+        tolerance = TOLERANCE * max(float(reference.abs().max()), 1e-3 * largest)
         error = float((actual[name] - reference).abs().max()) / tolerance
         if not error <= worst[1]:
             worst = (name, error)

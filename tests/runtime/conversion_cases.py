@@ -39,9 +39,9 @@ def axis() -> TensorAxis:
     return TensorAxis(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    """The same float64 tensor on every rank."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same tensor on every rank."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def part(full: Tensor, kind: str, tp: TensorAxis) -> Tensor:
@@ -51,7 +51,7 @@ def part(full: Tensor, kind: str, tp: TensorAxis) -> Tensor:
         layout = Layout(tuple(full.shape), tp.degree, int(dim), SEGMENTS if rest else (), UNIT)
         return layout.take(full, tp.rank).clone()
     if kind == "sum":
-        terms = [random(*full.shape, seed=100 + rank) for rank in range(tp.degree - 1)]
+        terms = [random(*full.shape, seed=100 + rank, dtype=full.dtype) for rank in range(tp.degree - 1)]
         return ([*terms, full - torch.stack(terms).sum(0)] if terms else [full])[tp.rank]
     return full.clone()
 
@@ -65,13 +65,13 @@ def error(local: Tensor, full: Tensor, kind: str, tp: TensorAxis) -> float:
     return float((local - part(full, kind, tp)).abs().max())
 
 
-def conversion_errors(name: str) -> tuple[float, float]:
+def conversion_errors(name: str, dtype: torch.dtype) -> tuple[float, float]:
     """(forward, backward) errors of one conversion."""
     source, target, convert = CONVERSIONS[name]
     tp = axis()
     values = {"partial": "sum", "shared": "replicate"}
     gradients = {"partial": "replicate", "shared": "sum"}
-    x, upstream = random(*SHAPE), random(*SHAPE, seed=1)
+    x, upstream = random(*SHAPE, dtype=dtype), random(*SHAPE, seed=1, dtype=dtype)
     local = part(x, values.get(source, source), tp).requires_grad_()
     result = convert(tp, local)
     result.backward(part(upstream, gradients.get(target, target), tp))

@@ -14,8 +14,9 @@ RANKS = (2, 4)
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", cases.CONVERSIONS)
-def test_conversion_moves_value_and_gradient(pool: ProcessPool, name: str, ranks: int) -> None:
-    for forward, backward in pool.run(ranks, cases.conversion_errors, name):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
+def test_conversion_moves_value_and_gradient(pool: ProcessPool, name: str, ranks: int, dtype: torch.dtype) -> None:
+    for forward, backward in pool.run(ranks, cases.conversion_errors, name, dtype):
         assert forward < 1e-14
         assert backward < 1e-14
 
