@@ -49,13 +49,26 @@ def batched_product(node: Node, operands: Sequence[Layout]) -> BatchedProduct | 
         return None
     pairs = list(zip(left + right, (*operands[0].sizes, *operands[1].sizes), strict=True))
     extents: Mapping[str, int] = dict(pairs)
-    if any(extents[letter] != extent for letter, extent in pairs):
+    if any(extents[letter] != extent for letter, extent in pairs) or all(extents[letter] == 1 for letter in sums):
         return None
-    made = row_major([extents[letter] for letter in (*both, *rows, *columns)], operands[0].dtype)
-    stride = dict(zip((*both, *rows, *columns), made.strides, strict=True))
+    swapped = _swapped(output, rows, columns, extents)
+    order = (*both, *columns, *rows) if swapped else (*both, *rows, *columns)
+    made = row_major([extents[letter] for letter in order], operands[0].dtype)
+    stride = dict(zip(order, made.strides, strict=True))
     result = Layout(tuple(extents[letter] for letter in output), tuple(stride[letter] for letter in output), operands[0].dtype)
-    first = _fold(operands[0], left, (both, rows, sums))
-    return BatchedProduct(first, _fold(operands[1], right, (both, sums, columns)), result)
+    mine, its = (both, rows, sums), (both, sums, columns)
+    if swapped:
+        mine, its = (both, sums, rows), (both, columns, sums)
+    return BatchedProduct(_fold(operands[0], left, mine), _fold(operands[1], right, its), result)
+
+
+def _swapped(output: str, rows: Sequence[str], columns: Sequence[str], extents: Mapping[str, int]) -> bool:
+    """Whether the second operand is the product's first: all its own dims, to which those of extent 1 belong, come before
+    the first one's (``rows``). Dims to sum over come after the result's."""
+    place = {letter: at for at, letter in enumerate(dict.fromkeys((*output, *extents)))}
+    first = [place[letter] for letter in rows if extents[letter] != 1]
+    second = [place[letter] for letter in extents if letter in columns or extents[letter] == 1]
+    return bool(first and second) and max(second) < min(first)
 
 
 def _fold(operand: Layout, letters: str, groups: Sequence[Sequence[str]]) -> Fold:
