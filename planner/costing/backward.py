@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ Made = list[tuple[str, Gradient]]
 class Backward:
     """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to;
     ``again``: what was made again, by the node that asks for it and then lets it go (torch/utils/checkpoint.py,
-    ``unpack_hook``); ``waiting``: what came into the nodes that parameters join, in the input part of a split pass."""
+    ``unpack_hook``); ``waiting``: what came into the nodes that parameters join, in the input part of a split pass; ``parts``:
+    of parameters that several nodes read, of which ``missing`` are still to run."""
 
     def __init__(
         self, block: BlockPasses, heap: Heap, kept: Kept, present: set[str], kind: Kind, waits: frozenset[str],
@@ -29,6 +31,9 @@ class Backward:
         self.gradients: dict[str, Gradient] = {}
         self.waiting: dict[int, list[Gradient]] = {}
         self.trained = {v.name for v in block.local.body.parameters if v.differentiable}
+        self.parts: dict[str, Gradient] = {}
+        read = (item for primitive in block.primitives if primitive.differentiable for item in primitive.reads)
+        self.missing = Counter(value for value, size in read if size is not None and value in self.trained)
         self.repeated: set[range] = set()
         self.again = Kept()
 
@@ -37,6 +42,8 @@ class Backward:
         for at in range(len(self.block.primitives) - 1, -1, -1):
             if self.block.primitives[at].differentiable:
                 self._node(at, release=not self.split)
+        for value, gradient in self.parts.items():  # of parameters that some path reads to which no gradient came
+            self._accumulate(value, gradient)
 
     def tail(self, reached: frozenset[int]) -> None:
         """Let go of the nodes from which no gradient of a parameter is left to be made."""
@@ -95,36 +102,49 @@ class Backward:
         return made
 
     def _kind(self, value: str) -> int:
-        """A parameter's first gradient is a gradient from the moment that it is made."""
+        """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""
         first = self.trained - self.present - self.waits - self.joins
-        return GRADIENTS if self.block.paths.handed_on.get(value, value) in first else ACTIVATIONS
+        name = self.block.paths.handed_on.get(value, value)
+        return GRADIENTS if name in first and self.missing[name] <= 1 and name not in self.parts else ACTIVATIONS
 
     def _let_go(self, at: int) -> None:
         for storage in self.kept.pop(at, ()):
             self.heap.drop(storage)
 
     def _deliver(self, value: str, gradient: Gradient) -> None:
-        storage = gradient.storage
-        if value in self.waits | self.joins:
-            self._gather(value, storage)
-        elif value in self.trained:
-            if value in self.present:
-                self.heap.drop(storage)
-                return
-            if storage.references > 1 or not gradient.straight:
-                self.heap.drop(storage)
-                storage = self.heap.make(gradient.size)
-            self.heap.move(storage, GRADIENTS)
-            self.present.add(value)
+        if value in self.trained:
+            earlier = self.parts.pop(value, None)
+            self.missing[value] -= 1
+            if earlier is not None:
+                gradient = self._sum(earlier, gradient, ACTIVATIONS if self.missing[value] else self._kind(value))
+            if self.missing[value]:
+                self.parts[value] = gradient
+            else:
+                self._accumulate(value, gradient)
         elif value in self.gradients:
             self.gradients[value] = self._sum(self.gradients[value], gradient)
         else:
             self.gradients[value] = gradient
 
-    def _sum(self, earlier: Gradient, later: Gradient) -> Gradient:
+    def _accumulate(self, value: str, gradient: Gradient) -> None:
+        """All of a parameter's gradient that this block makes becomes its gradient, or is added to it in place."""
+        storage = gradient.storage
+        if value in self.waits | self.joins:
+            self._gather(value, storage)
+            return
+        if value in self.present:
+            self.heap.drop(storage)
+            return
+        if storage.references > 1 or not gradient.straight:
+            self.heap.drop(storage)
+            storage = self.heap.make(gradient.size)
+        self.heap.move(storage, GRADIENTS)
+        self.present.add(value)
+
+    def _sum(self, earlier: Gradient, later: Gradient, kind: int = ACTIVATIONS) -> Gradient:
         """Two gradients of one value, added in a new storage."""
         size = max(earlier.size, later.size)
-        total = Gradient(self.heap.make(size), size, earlier.straight or later.straight)
+        total = Gradient(self.heap.make(size, kind), size, earlier.straight or later.straight)
         self.heap.drop(earlier.storage)
         self.heap.drop(later.storage)
         return total

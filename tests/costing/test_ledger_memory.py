@@ -76,6 +76,8 @@ CASES = [
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),
     ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
+    ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    ("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
 ]
 
 

@@ -425,3 +425,19 @@ class Translator(nn.Module):
 
 def translator(layers: int = 3, width: int = 16, vocab: int = 64) -> Translator:
     return Translator(layers, width, vocab)
+
+
+class Mirrored(Stacked):
+    """One table embeds the tokens and those from the other end, and is the head."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.embedding(tokens.flip(1))
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(x, self.embedding.weight)
+
+
+def mirrored(layers: int = 4, width: int = 16, vocab: int = 64) -> Mirrored:
+    model = Mirrored((Average(width) for _ in range(layers)), width, vocab)
+    model.head.weight = model.embedding.weight
+    return model

@@ -84,6 +84,7 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     # Gradients begin in two places.
     ("translator", Row(pipeline=4, accumulation=4, microbatch=2)),
     ("translator", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-1f1b")),
+    ("mirrored", Row(pipeline=2, data=2, zero=1, accumulation=2)),
 ]
 
 
