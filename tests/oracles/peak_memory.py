@@ -133,12 +133,19 @@ def _site(func: Any) -> str:
     return f"{func} {' '.join(names)}"
 
 
+def _groups(state: Any) -> list[Any]:
+    """torch before 2.13 has one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
 def _categories(trainer: Any, modules: Any) -> Iterator[tuple[str, Tensor]]:
     """What the parameters, gradients and moments of a rank are now."""
     for module in modules:
         for child in module.modules():
             state = child._get_fsdp_state() if hasattr(child, "_get_fsdp_state") else None
-            for group in [] if state is None else state._fsdp_param_groups:
+            for group in [] if state is None else _groups(state):
                 for item in group.fsdp_params:
                     yield "parameters", item._sharded_param_data
                     for tensor in getattr(item, "all_gather_outputs", ()):
