@@ -209,7 +209,21 @@ class ZeroStage(PipelineStage):
         made = super()._prepare_forward_infra(slots, *arguments, **keywords)
         for index in range(slots, num_microbatches):
             self.args_recv_info[index] = self.args_recv_info[index % slots]
+        for index in range(slots):
+            self._without_gradients(index)
         return made
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """torch's, from a stage of the same rank."""
+        super().set_local_fwd_input(prev_stage_outputs, mb_index)
+        self._without_gradients(mb_index)
+
+    def _without_gradients(self, microbatch: int) -> None:
+        """Ask for no gradient of what is received without one: torch before 2.13 asks for all, and refuses to send them."""
+        for info, wanted in zip(self.args_recv_info[microbatch], self._sent_back, strict=False):
+            buffer = getattr(info, "buffer", None)
+            if isinstance(buffer, Tensor) and not wanted:
+                buffer.requires_grad_(False)
 
     def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, with ``gradient_slots`` buffers taken in turns."""

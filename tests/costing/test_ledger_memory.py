@@ -17,6 +17,7 @@ from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
 from tests.matrix.test_matrix import MODELS
 from tests.rehearse.server import Server
+from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, split_backward_holds
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
@@ -97,6 +98,11 @@ def test_each_category_is_what_is_allocated(
     server: Server, model: str, precision: str, row: Row, tmp_path: Path
 ) -> None:
     graph = graph_of(model, precision)
+    split_backward_holds(row.schedule)
+    if row.pipeline > 1:
+        has_no_idle_buffers(model)
+    if any(node.base == "scaled_dot_product_attention" for body in graph.bodies for node in body.nodes):
+        flash_attention_keeps(graph.dtype)
     plan = make_plan(graph, row, precision=precision)
     emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
     each = row.devices // row.pipeline
