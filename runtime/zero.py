@@ -17,7 +17,7 @@ On a 2-D mesh (replicate x shard) the shards' gradients are summed over the repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -296,8 +296,11 @@ class ZeroStage(PipelineStage):
         if backward_type == "weight":
             self._finished += 1
             self.control.hold()
+            over_others, alone = _parted(bwd_kwargs["param_groups"])
             with _replacing(bwd_kwargs["param_groups"]):
-                stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
+                if over_others:
+                    stage_backward_weight(self.submod.parameters(), over_others, retain_graph=True)
+                stage_backward_weight(self.submod.parameters(), alone)
             self.control.reduce_accumulated(last=self._finished == self._microbatches)
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
@@ -316,8 +319,44 @@ class ZeroStage(PipelineStage):
         return _apart(stage_backward(outputs, gradients, inputs), gradients), None
 
 
+Groups = list[dict[str, Any]]
+
+
+def _parted(groups: Groups) -> tuple[Groups, Groups]:
+    """The groups whose weight part goes over nodes of other groups, and the others. What lies between two nodes that a
+    parameter joins is gone over again, and would be freed for those that need it after (or be freed already)."""
+    owner = {node: at for at, group in enumerate(groups) for node in group["intermediates"]}
+    over = {
+        at for at, group in enumerate(groups)
+        if len(group["intermediates"]) > 1 and any(owner.get(node, at) != at for node in _between(group["intermediates"]))
+    }
+    first, alone = ([group for at, group in enumerate(groups) if (at in over) == wanted] for wanted in (True, False))
+    return first, alone
+
+
+def _between(nodes: Collection[Any]) -> set[Any]:
+    """Nodes of autograd's graph on a way from one of ``nodes`` to another."""
+    readers: dict[Any, list[Any]] = {}
+    seen, ahead = set(nodes), list(nodes)
+    while ahead:
+        node = ahead.pop()
+        for following, _ in node.next_functions:
+            if following is not None:
+                readers.setdefault(following, []).append(node)
+                if following not in seen:
+                    seen.add(following)
+                    ahead.append(following)
+    found, back = set[Any](), list(nodes)
+    while back:
+        for node in readers.get(back.pop(), ()):
+            if node not in found:
+                found.add(node)
+                back.append(node)
+    return found
+
+
 @contextmanager
-def _replacing(groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+def _replacing(groups: Groups) -> Iterator[None]:
     """Let what came into a group's nodes in the input part take the place of what arrives there now. Where one of them leads to
     another, the weight part goes over what lies between again, and torch before 2.13 would count it twice."""
     handles = [

@@ -196,6 +196,7 @@ class Backward:
         of the nodes leads to another, the way between is gone again, and what arrives is replaced by what came in before."""
         found: dict[str, Gradient] = {}
         wanted = self.block.paths.derived.keys() | self.block.paths.after(nodes)
+        kept = self.block.paths.goes_over_others(nodes)
         self.gradients = {}
         for at in range(nodes[-1], -1, -1):
             primitive = self.block.primitives[at]
@@ -211,7 +212,8 @@ class Backward:
             made = self._gradients(primitive, reads, incoming[0], ())
             whole = sum(size for value, size in primitive.sums if value in wanted)
             self.heap.passing(whole + primitive.backward_scratch)
-            self._let_go(at)
+            if not kept:
+                self._let_go(at)
             for gradient in () if joins else incoming:
                 self.heap.drop(gradient.storage)
             for value, gradient in made:

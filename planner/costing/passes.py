@@ -373,8 +373,10 @@ class BlockPasses:
         self.release(heap, environment, self._dies.get(at, ()))
 
     def keep(self, environment: Environment, at: int, kept: Kept) -> None:
-        """What a primitive's node refers to."""
-        held = [s for s in map(environment.find, self.primitives[at].keeps) if s is not None]
+        """What a primitive's node refers to; a view that no variable names any more lies where its root does."""
+        root = self.local.root
+        found = (environment.find(value) or environment.find(root.get(value, value)) for value in self.primitives[at].keeps)
+        held = [storage for storage in found if storage is not None]
         for storage in held:
             storage.references += 1
         kept.setdefault(at, []).extend(held)

@@ -49,7 +49,8 @@ class Paths:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Those primitives as the weight part of a split pass takes them: by parameter, in the order of the block's modules;
-        parameters that join at one of them are taken together (``_backward.py``, ``get_param_groups``)."""
+        parameters that join at one of them are taken together (``_backward.py``, ``get_param_groups``). Those that go over
+        nodes of others come first (runtime/zero.py)."""
         groups: list[set[int]] = []
         for name in in_module_order([value.name for value in self._local.body.parameters]):
             nodes = {at for at, names in self._meetings[1].items() if name in names}
@@ -58,7 +59,14 @@ class Paths:
                 groups.append(nodes)
             elif first is not None:
                 first |= nodes
-        return tuple(tuple(sorted(group)) for group in groups)
+        found = [tuple(sorted(group)) for group in groups]
+        return tuple(sorted(found, key=lambda group: not self.goes_over_others(group)))
+
+    def goes_over_others(self, group: Sequence[int]) -> bool:
+        """Whether other parameters join on the way from one of these primitives to another: their nodes are kept for them."""
+        way = self.after(group)
+        others = self.joins.difference(group) if way else ()
+        return any(value in way for at in others for value, _ in self._primitives[at].makes)
 
     def after(self, nodes: Sequence[int]) -> frozenset[str]:
         """Values on the way from one of these primitives to another of them."""

@@ -73,6 +73,7 @@ CASES = [
     ("sideways", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("sideways", "fp32", Row(pipeline=2, accumulation=4, recompute="full")),
     ("twice", "fp64", Row(data=2, zero=3, accumulation=2, recompute="selective")),
+    ("twice", "fp32", Row(pipeline=2, accumulation=4)),
     ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),

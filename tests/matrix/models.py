@@ -325,7 +325,7 @@ def sideways(layers: int = 6, width: int = 16, vocab: int = 64, seq: int = 24) -
 
 
 class Attended(nn.Module):
-    """A head of attention by hand, to keys of which one half is made of a part of a split and the other is its other part."""
+    """Attention to all but the first key; half of a key is made of one part of a split, half is the other part."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -335,7 +335,9 @@ class Attended(nn.Module):
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         low, straight = self.down(x).chunk(2, -1)
         keys = torch.cat([self.up(low), straight], -1)
-        return (self.query(x) @ keys.mT / x.shape[-1] ** 0.5 + bias).softmax(-1) @ self.value(low)
+        weights = (self.query(x) @ keys.mT / x.shape[-1] ** 0.5 + bias).softmax(-1)
+        values = self.value(low)
+        return torch.einsum("bqk,bkd->bqd", weights[..., 1:], values[:, 1:]) + values
 
 
 class Twice(nn.Module):

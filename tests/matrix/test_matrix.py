@@ -79,6 +79,7 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     ("sideways", Row(pipeline=2, accumulation=2, schedule="zbv")),
     ("sideways", Row(pipeline=2, data=2, accumulation=2)),
     ("twice", Row(tensor=2, data=2, zero=3, recompute="selective")),
+    ("twice", Row(pipeline=2, accumulation=2, schedule="zbv")),
     # Tokens go where a router sends them.
     ("experts", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # Gradients begin in two places.
