@@ -209,21 +209,7 @@ class ZeroStage(PipelineStage):
         made = super()._prepare_forward_infra(slots, *arguments, **keywords)
         for index in range(slots, num_microbatches):
             self.args_recv_info[index] = self.args_recv_info[index % slots]
-        for index in range(slots):
-            self._without_gradients(index)
         return made
-
-    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """torch's, from a stage of the same rank."""
-        super().set_local_fwd_input(prev_stage_outputs, mb_index)
-        self._without_gradients(mb_index)
-
-    def _without_gradients(self, microbatch: int) -> None:
-        """Ask for no gradient of what is received without one: torch before 2.13 asks for all, and refuses to send them."""
-        for info, wanted in zip(self.args_recv_info[microbatch], self._sent_back, strict=False):
-            buffer = getattr(info, "buffer", None)
-            if isinstance(buffer, Tensor) and not wanted:
-                buffer.requires_grad_(False)
 
     def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, with ``gradient_slots`` buffers taken in turns."""
@@ -258,12 +244,21 @@ class ZeroStage(PipelineStage):
     ) -> Any:
         """torch's, with the micro-batch's dropout stream among the arguments; keeps the loss sum of the last stage."""
         self._let_go("F", fwd_chunk_id)
+        self._ask_for_gradients(fwd_chunk_id)
         inputs = {name.removeprefix(BATCH): value for name, value in (kwargs or {}).items()}
         extra = {} if self._streams is None else {"rng": self._streams(fwd_chunk_id)}
         output = super().forward_one_chunk(fwd_chunk_id, args, {**inputs, **extra}, save_forward_output)
         if self.is_last:
             self.loss_sums.append(output.detach().clone())
         return output
+
+    def _ask_for_gradients(self, microbatch: int) -> None:
+        """Of what was received with one, as torch 2.13 does: before, torch asks for all, refuses to send those that nobody
+        wants, and forgets those of a buffer that was an output too (``detach_``)."""
+        for info, wanted in zip(self.args_recv_info[microbatch], self._sent_back, strict=False):
+            buffer = getattr(info, "buffer", None)
+            if isinstance(buffer, Tensor):
+                buffer.requires_grad_(wanted)
 
     def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
         """torch's; what it returns can be sent, and is no view, which the input part of a backward pass could not detach."""

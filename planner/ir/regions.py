@@ -123,4 +123,3 @@ def _joins_after(body: Body, node: Node, region: set[str]) -> bool:
     if not producers & region or _reach(body.dataflow, outside, forward=False) & region:
         return False
     return bool(body.consumers.get(node.name)) and node.name not in body.outputs
-

@@ -53,4 +53,3 @@ def _part(node: Node, layouts: dict[str, Layout], parts: dict[str, tuple[Layout,
     assert isinstance(index, int)
     (whole,) = node.operands
     return parts[whole][index] if whole in parts else layouts[whole]
-

@@ -425,6 +425,21 @@ class Translator(nn.Module):
         return self.head(x)
 
 
+class Reading(Stacked):
+    """What every layer reads goes through all stages as it is."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        memory = self.embedding(tokens)
+        x = torch.tanh(memory)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+def reading(layers: int = 6, width: int = 16, vocab: int = 64) -> Reading:
+    return Reading((Reader(width) for _ in range(layers)), width, vocab)
+
+
 def translator(layers: int = 3, width: int = 16, vocab: int = 64) -> Translator:
     return Translator(layers, width, vocab)
 

@@ -80,6 +80,9 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     ("sideways", Row(pipeline=2, data=2, accumulation=2)),
     ("twice", Row(tensor=2, data=2, zero=3, recompute="selective")),
     ("twice", Row(pipeline=2, accumulation=2, schedule="zbv")),
+    # A stage hands on what it has received.
+    ("reading", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("reading", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
     # Tokens go where a router sends them.
     ("experts", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # Gradients begin in two places.
