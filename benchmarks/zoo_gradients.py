@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,15 @@ from planner.placement import place_graph  # noqa: E402
 from planner.trace import load_model, trace_model  # noqa: E402
 from planner.trace.load import ModelSource  # noqa: E402
 from planner.trace.recipes import default_dtype  # noqa: E402
-from runtime.data import Batches, BatchInput, SyntheticTokens  # noqa: E402
-from runtime.initialize import initial_value  # noqa: E402
 from tests.matrix.build import Row, make_plan  # noqa: E402
-from tests.matrix.reference import ARGUMENTS, SEED, TOLERANCE, worst_gradient  # noqa: E402
+from tests.matrix.reference import (  # noqa: E402
+    ARGUMENTS,
+    TOLERANCE,
+    batches_of,
+    build_in,
+    give_start,
+    worst_gradient,
+)
 from tests.matrix.workers import Workers  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "zoo_gradients.json"
@@ -100,42 +104,16 @@ class Subject:
     source: ModelSource
     graph: ModelGraph
 
-    @property
-    def dtype(self) -> torch.dtype:
-        kind: torch.dtype = getattr(torch, self.graph.dtype)
-        return kind
-
-    @cached_property
-    def start(self) -> Mapping[str, Tensor]:
-        """What training starts from, under all names."""
-        values: dict[str, Tensor] = {}
-        for p in self.graph.parameters:
-            steps = [(step.op, *step.arguments) for step in p.init]
-            value = initial_value(p.fqn, p.type.sizes(1), self.dtype, steps, SEED)
-            values |= dict.fromkeys((p.fqn, *p.aliases), value)
-        return values
-
-    def batch(self, total: int) -> Mapping[str, Tensor]:
-        """The first step's."""
-        inputs = [
-            BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high)
-            for i in self.graph.batch_inputs
-        ]
-        high = next((i.high for i in self.graph.batch_inputs if i.role == "tokens"), 0)
-        data = SyntheticTokens(SEED, high) if high else None
-        return Batches(inputs, data, SEED, total, 0, 1, torch.device("cpu")).at(0)
-
     def train_plainly(self, total: int) -> tuple[float, Mapping[str, Tensor]]:
         """Loss and gradients of one batch."""
-        batch = self.batch(total)
-        with default_dtype(self.dtype):
-            model = self.source.build().train()
-            missing, _ = model.load_state_dict(self.start, strict=False)
-            assert not set(missing) & dict(model.named_parameters()).keys()
-            asked = {name: batch[name] for name in inspect.signature(model.forward).parameters if name in batch}
-            assert self.source.loss is not None
+        batch, dtype = batches_of(self.graph, total).at(0), getattr(torch, self.graph.dtype)
+        model = build_in(self.source, dtype).train()
+        give_start(model, self.graph)
+        asked = {name: batch[name] for name in inspect.signature(model.forward).parameters if name in batch}
+        assert self.source.loss is not None
+        with default_dtype(dtype):
             loss = self.source.loss(model(**asked), batch)
-            loss.backward()
+        loss.backward()
         return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 

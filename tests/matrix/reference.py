@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from planner.ir.graph import ModelGraph
+from planner.trace.load import ModelSource
+from planner.trace.recipes import default_dtype
+from runtime.data import Batches, BatchInput, SyntheticTokens
+from runtime.initialize import initial_value
+
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, CLIP, BETAS, EPSILON = 1e-2, 2, 0.1, 0.5, (0.9, 0.95), 1e-8
 ARGUMENTS = (
     "--learning-rate", str(LEARNING_RATE), "--warmup", str(WARMUP), "--weight-decay", str(WEIGHT_DECAY),
@@ -26,6 +32,33 @@ class Reference:
     gradients: Mapping[str, Tensor]
     losses: tuple[float, ...]
     norms: tuple[float, ...]
+
+
+def build_in(source: ModelSource, dtype: torch.dtype) -> nn.Module:
+    """The plain model. Constants too (rotary frequencies) are made in ``dtype``, as the tracer makes them."""
+    with default_dtype(dtype):
+        return source.build()
+
+
+def give_start(model: nn.Module, graph: ModelGraph, prefix: str = "") -> None:
+    """Let the plain model begin as the emitted program does. ``prefix``: of its names before the graph's."""
+    start: dict[str, Tensor] = {}
+    for p in graph.parameters:
+        steps = [(step.op, *step.arguments) for step in p.init]
+        value = initial_value(p.fqn, p.type.sizes(1), getattr(torch, graph.dtype), steps, SEED)
+        start |= dict.fromkeys((prefix + name for name in (p.fqn, *p.aliases)), value)
+    missing, unexpected = model.load_state_dict(start, strict=False)
+    assert not unexpected and not set(missing) & dict(model.named_parameters()).keys()
+
+
+def batches_of(graph: ModelGraph, total: int) -> Batches:
+    """What an emitted program trains on, by step, all ranks together."""
+    inputs = [
+        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
+    ]
+    vocabulary = next((i.high for i in graph.batch_inputs if i.role == "tokens"), 0)
+    tokens = SyntheticTokens(SEED, vocabulary) if vocabulary else None
+    return Batches(inputs, tokens, SEED, total, 0, 1, torch.device("cpu"))
 
 
 def train_plainly(model: nn.Module, batches: list[Mapping[str, Tensor]]) -> Reference:

@@ -14,11 +14,9 @@ from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, shard
 from planner.placement import place_graph
 from planner.trace import load_model, trace_model
-from runtime.data import Batches, BatchInput, SyntheticTokens
-from runtime.initialize import initial_value
 from tests.matrix.build import Row, make_plan
 from tests.matrix.pricing import VolumePricing
-from tests.matrix.reference import SEED, train_plainly, worst_gradient
+from tests.matrix.reference import batches_of, build_in, give_start, train_plainly, worst_gradient
 from tests.matrix.test_matrix import STEPS, run
 from tests.matrix.workers import Workers
 
@@ -58,16 +56,9 @@ class Logits(nn.Module):
 
 def built(folder: Path, graph: ModelGraph) -> Logits:
     """transformers' model with the start of the emitted program."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        model = load_model(f"hf:{folder}", {}, SEQUENCE).build()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for parameter in graph.parameters:
-        steps = [(step.op, *step.arguments) for step in parameter.init]
-        start = initial_value(parameter.fqn, parameter.type.sizes(1), torch.float64, steps, SEED)
-        model.get_parameter(parameter.fqn).data.copy_(start)
-    return Logits(model)
+    model = Logits(build_in(load_model(f"hf:{folder}", {}, SEQUENCE), torch.float64))
+    give_start(model, graph, "inner.")
+    return model
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.label for row in ROWS])
@@ -81,10 +72,7 @@ def test_program_equals_transformers(workers: Workers, name: str, row: Row, tmp_
     emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
     losses, _, gradients = run(workers, tmp_path / "program", row.devices)
 
-    inputs = [
-        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
-    ]
-    batches = Batches(inputs, SyntheticTokens(SEED, 52), SEED, plan.batch.total, 0, 1, torch.device("cpu"))
+    batches = batches_of(graph, plan.batch.total)
     reference = train_plainly(built(tmp_path, graph), [batches.at(step) for step in range(STEPS)])
     expected = {name.removeprefix("inner."): gradient for name, gradient in reference.gradients.items()}
     parameter, error = worst_gradient(gradients, expected)

@@ -18,11 +18,9 @@ from torch import nn
 from codegen import emit
 from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
-from runtime.data import Batches, BatchInput, SyntheticTokens
-from runtime.initialize import initial_value
 from tests.matrix.build import Row, make_plan, rows_of
 from tests.matrix.pairwise import pairs_of, pairwise
-from tests.matrix.reference import ARGUMENTS, SEED, Reference, train_plainly, worst_gradient
+from tests.matrix.reference import ARGUMENTS, Reference, batches_of, build_in, give_start, train_plainly, worst_gradient
 from tests.matrix.workers import Workers
 
 MODELS = Path(__file__).parent / "models.py"
@@ -98,34 +96,15 @@ def graph_of(model: str) -> ModelGraph:
 
 
 def built_in_float64(model: str) -> nn.Module:
-    """Constants too (rotary frequencies) are made in float64, as the tracer makes them."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        return load_model(f"{MODELS}:{model}", {}, None).build()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    return build_in(load_model(f"{MODELS}:{model}", {}, None), torch.float64)
 
 
 @cache
 def reference_of(model: str, batch: int) -> Reference:
     """The plain model, trained in this process on the same batches from the same start."""
-    graph = graph_of(model)
-    plain = built_in_float64(model)
-    start = {
-        p.fqn: initial_value(p.fqn, p.type.sizes(1), torch.float64, [(s.op, *s.arguments) for s in p.init], SEED)
-        for p in graph.parameters
-    }
-    for parameter in graph.parameters:
-        for name in (parameter.fqn, *parameter.aliases):
-            start[name] = start[parameter.fqn]
-    missing, unexpected = plain.load_state_dict(start, strict=False)
-    assert not unexpected and not set(missing) & dict(plain.named_parameters()).keys()
-    inputs = [
-        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
-    ]
-    vocabulary = next(i.high for i in graph.batch_inputs if i.role == "tokens")
-    source = SyntheticTokens(SEED, vocabulary)
-    batches = Batches(inputs, source, SEED, batch, 0, 1, torch.device("cpu"))
+    graph, plain = graph_of(model), built_in_float64(model)
+    give_start(plain, graph)
+    batches = batches_of(graph, batch)
     return train_plainly(plain, [batches.at(step) for step in range(STEPS)])
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -133,19 +134,13 @@ def _site(func: Any) -> str:
     return f"{func} {' '.join(names)}"
 
 
-def _groups(state: Any) -> list[Any]:
-    """torch before 2.13 has one at most."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-
-
 def _categories(trainer: Any, modules: Any) -> Iterator[tuple[str, Tensor]]:
     """What the parameters, gradients and moments of a rank are now."""
+    from runtime.zero import parameter_groups  # The program's own, found beside its train.py.
+
     for module in modules:
         for child in module.modules():
-            state = child._get_fsdp_state() if hasattr(child, "_get_fsdp_state") else None
-            for group in [] if state is None else _groups(state):
+            for group in parameter_groups(child) if isinstance(child, FSDPModule) else ():
                 for item in group.fsdp_params:
                     yield "parameters", item._sharded_param_data
                     for tensor in getattr(item, "all_gather_outputs", ()):
