@@ -1,11 +1,13 @@
 """The models of ``benchmarks/zoo`` trained for a step by real ranks: loss and every gradient against the plain model's.
 
-    python benchmarks/zoo_gradients.py [--model NAME]... [--seed N]
+    python benchmarks/zoo_gradients.py [--ranks 2|4] [--model NAME]... [--seed N]
 
-Under a pipeline (1F1B with a mixture of recomputation, and zero bubble), ZeRO 3, and three splits of two tensor ranks with
-prices drawn at random, so that operations are split in ways that no cost would choose. In float64, in float32 where a model
-cannot be traced in that; dropout is switched off. What a model itself computes in float32 differs by about 1e-7. Prints a line
-for each plan, writes ``benchmarks/results/zoo_gradients.json``, exits 1 where a gradient is further off. Needs transformers.
+Two ranks: under a pipeline (1F1B with a mixture of recomputation, and zero bubble), ZeRO 3, and three splits of two tensor
+ranks with prices drawn at random, so that operations are split in ways that no cost would choose. Four ranks: under mixtures of
+those, among them interleaved stages, ZeRO in groups, and four tensor ranks. In float64, in float32 where a model cannot be
+traced in that; dropout is switched off. What a model itself computes in float32 differs by about 1e-7. Prints a line for each
+plan, writes ``benchmarks/results/zoo_gradients.json`` (four ranks: ``zoo_gradients_4.json``), exits 1 where a gradient is
+further off. Needs transformers.
 """
 
 from __future__ import annotations
@@ -49,15 +51,27 @@ from tests.matrix.reference import (  # noqa: E402
 )
 from tests.matrix.workers import Workers  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "zoo_gradients.json"
-ROWS = (
-    Row(pipeline=2, accumulation=2, microbatch=2, recompute="mixed"),
-    Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv"),
-    Row(data=2, zero=3, accumulation=2, microbatch=2, recompute="selective"),
-    Row(tensor=2, accumulation=2, microbatch=2),
-    Row(tensor=2, accumulation=2, microbatch=2, recompute="full"),
-    Row(tensor=2, sequence_parallel=True, microbatch=2, recompute="selective"),
-)
+RESULTS = ROOT / "benchmarks" / "results"
+FILE_OF = {2: "zoo_gradients.json", 4: "zoo_gradients_4.json"}
+ROWS = {
+    2: (
+        Row(pipeline=2, accumulation=2, microbatch=2, recompute="mixed"),
+        Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv"),
+        Row(data=2, zero=3, accumulation=2, microbatch=2, recompute="selective"),
+        Row(tensor=2, accumulation=2, microbatch=2),
+        Row(tensor=2, accumulation=2, microbatch=2, recompute="full"),
+        Row(tensor=2, sequence_parallel=True, microbatch=2, recompute="selective"),
+    ),
+    4: (
+        Row(tensor=2, pipeline=2, accumulation=4, microbatch=2, schedule="zbv"),
+        Row(tensor=2, sequence_parallel=True, pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-1f1b"),
+        Row(tensor=2, data=2, zero=3, accumulation=2, microbatch=2, recompute="selective"),
+        Row(pipeline=2, data=2, zero=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble"),
+        Row(pipeline=2, data=2, zero="mixed", accumulation=2, microbatch=2, recompute="mixed"),
+        Row(data=4, zero=3, zero_group=2, accumulation=2, microbatch=1, recompute="mixed"),
+        Row(tensor=4, microbatch=2),
+    ),
+}
 PRECISIONS = {"float64": "fp64", "float32": "fp32"}
 WORST = {"float64": 2e-6, "float32": 2e-3}
 """Of a gradient's largest element, or of a thousandth of the model's."""
@@ -132,11 +146,11 @@ def placements_of(graph: ModelGraph, row: Row, seed: int) -> Mapping[str, BodyPl
     return options[0].placements if options else None
 
 
-def rows_of(graph: ModelGraph) -> Iterator[Row]:
+def rows_of(graph: ModelGraph, ranks: int) -> Iterator[Row]:
     """What a model has blocks for, without a split backward pass where gradients begin in two places."""
-    for row in ROWS:
+    for row in ROWS[ranks]:
         enough = row.pipeline == 1 or len(graph.blocks) >= row.pipeline * row.virtual
-        if enough and (row.schedule != "zbv" or len(graph.strands) == 1):
+        if enough and (row.schedule not in ("zbv", "interleaved-zero-bubble") or len(graph.strands) == 1):
             yield row
 
 
@@ -162,7 +176,7 @@ def examine(subject: Subject, row: Row, seed: int, workers: Workers) -> dict[str
     return {"loss": abs(line["loss"] / loss - 1), "gradient": off, "parameter": name, "right": off <= WORST[graph.dtype]}
 
 
-def train_all(wanted: list[str] | None, seed: int, workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
+def train_all(wanted: list[str] | None, ranks: int, seed: int, workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
     """What became of each model."""
     asked = [(file, name) for file in FILES for name in names_of(file) if not wanted or name in wanted]
     for file, name in asked:
@@ -173,7 +187,7 @@ def train_all(wanted: list[str] | None, seed: int, workers: Workers) -> Iterator
             yield name, {"refused": str(error)}
             continue
         found = {}
-        for at, row in enumerate(rows_of(subject.graph)):
+        for at, row in enumerate(rows_of(subject.graph, ranks)):
             found[row.label] = examine(subject, row, seed + at, workers)
             print(f"{name} {subject.graph.dtype} {row.label}: {found[row.label]}", flush=True)
         yield name, {"dtype": subject.graph.dtype, "plans": found}
@@ -181,19 +195,20 @@ def train_all(wanted: list[str] | None, seed: int, workers: Workers) -> Iterator
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, choices=sorted(ROWS), default=2)
     parser.add_argument("--model", action="append", help="only these")
     parser.add_argument("--seed", type=int, default=1, help="of the prices")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    workers = Workers(2)
-    results = dict(train_all(options.model, options.seed, workers))
+    workers = Workers(options.ranks)
+    results = dict(train_all(options.model, options.ranks, options.seed, workers))
     workers.stop()
     ran = [found for each in results.values() for found in each.get("plans", {}).values() if "left_out" not in found]
     right = sum(found.get("right", False) for found in ran)
     print(f"{len(results)} models, {right} of {len(ran)} plans have the plain model's gradients")
     if not options.model:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / FILE_OF[options.ranks]).write_text(json.dumps(results, indent=1) + "\n")
     return 0 if right == len(ran) else 1
 
 

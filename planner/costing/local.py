@@ -1,8 +1,8 @@
 """One rank's view of a placed body: conversions made explicit, every value with its layout and the storage it lives in.
 
 A value read in a placement other than the one it was produced in is a second value, ``name -> placement``, made once
-before its first reader. Conversions that move nothing (``identity``, a slice that needs no gathered gradient) are
-views.
+before its first reader. Conversions that move nothing (``identity``, a slice that needs no gathered gradient and lies in one
+piece) are views.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class _Builder:
         step = conversion(source, target, whole, self.degree, differentiable=differentiable)
         step = step or Conversion(source, target, "identity", "identity")
         self.declare(key, whole, target)
-        if _moves_nothing(step):
-            self.root[key] = self.root[name]
-            held = self.layouts[name]
-            self.layouts[key] = held if step.forward == "identity" else replace(held, sizes=self.layouts[key].sizes)
+        held = self.layouts[name]
+        layout = held if step.forward == "identity" else replace(held, sizes=self.layouts[key].sizes)
+        if step.forward == "identity" or (_narrows(step) and layout.contiguous):
+            self.root[key], self.layouts[key] = self.root[name], layout
         self.steps.append(Step(None, (name,), (key,), None, step, whole, differentiable))
         return key
 
@@ -159,7 +159,6 @@ def localise(body: Body, placement: BodyPlacement | None, batch: int) -> LocalBo
     return LocalBody(body, batch, tuple(build.steps), build.types, build.layouts, build.root, outputs)
 
 
-def _moves_nothing(step: Conversion) -> bool:
-    return step.forward == "identity" or (
-        step.forward == "slice" and step.backward != "all_gather" and not step.target.segments
-    )
+def _narrows(step: Conversion) -> bool:
+    """Whether autograd takes a part (runtime/collectives.py, ``slice``); it is copied where its rows lie apart."""
+    return step.forward == "slice" and step.backward != "all_gather" and not step.target.segments

@@ -41,9 +41,10 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
             renamed[node.name] = same_as
             continue
         for made in _canonical_without_gradient(node, types, gradients):
+            carries = made.differentiable and not gradients.isdisjoint(made.operands)
             types[made.name] = made.type
-            gradients |= {made.name} if made.differentiable else set()
-            nodes.append(made)
+            gradients |= {made.name} if carries else set()
+            nodes.append(replace(made, differentiable=carries))
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return prune(replace(graph, nodes=tuple(nodes), outputs=outputs))
 

@@ -74,6 +74,7 @@ def conversion_errors(name: str, dtype: torch.dtype) -> tuple[float, float]:
     x, upstream = random(*SHAPE, dtype=dtype), random(*SHAPE, seed=1, dtype=dtype)
     local = part(x, values.get(source, source), tp).requires_grad_()
     result = convert(tp, local)
+    assert result.is_contiguous(), "what does not lie row by row cannot be sent"
     result.backward(part(upstream, gradients.get(target, target), tp))
     assert local.grad is not None
     return (
