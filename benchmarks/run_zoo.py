@@ -1,4 +1,4 @@
-"""Small models of fifty families: traced, emitted under three plans, rehearsed, and compared with what was predicted.
+"""Small models of fifty families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
 
     python benchmarks/run_zoo.py [--model NAME]...
 
@@ -13,7 +13,7 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,19 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from codegen import emit  # noqa: E402
+from hardware_profiles import resolve_cluster  # noqa: E402
+from planner.costing import Pricing  # noqa: E402
 from planner.evaluate.heap import CATEGORIES  # noqa: E402
 from planner.evaluate.replay import peaks  # noqa: E402
 from planner.ir.errors import ShardwrightError  # noqa: E402
 from planner.ir.graph import ModelGraph  # noqa: E402
-from planner.ledger import representatives  # noqa: E402
+from planner.ir.placement import BodyPlacement  # noqa: E402
+from planner.ledger import predict_rank, representatives  # noqa: E402
+from planner.placement import place_graph  # noqa: E402
+from planner.placement.space import DIVIDED_STATE  # noqa: E402
 from planner.trace import load_model, trace_model  # noqa: E402
 from tests.matrix.build import Row, make_plan  # noqa: E402
+from tests.rehearse.programs import NO_MEMORY  # noqa: E402
 from tests.rehearse.server import Server  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
@@ -39,6 +45,11 @@ SEQUENCE = 32
 PIPELINE = Row(pipeline=2, accumulation=4, microbatch=2)
 ROWS = (PIPELINE, Row(data=2, zero=3, accumulation=2, recompute="full"))
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
+TENSOR = (
+    Row(tensor=2, pipeline=2, accumulation=2, microbatch=2),
+    Row(tensor=2, data=2, sequence_parallel=True, zero=1, accumulation=2, recompute="selective"),
+)
+CLUSTER = resolve_cluster("dgx-h100:1")
 
 
 def rows_of(graph: ModelGraph) -> Iterator[Row]:
@@ -48,11 +59,22 @@ def rows_of(graph: ModelGraph) -> Iterator[Row]:
     if len(graph.blocks) >= 4 and len(graph.strands) == 1:
         yield SPLIT
     yield ROWS[1]
+    yield from TENSOR if len(graph.blocks) >= 2 else TENSOR[1:]
+
+
+def placements_of(graph: ModelGraph, row: Row) -> Mapping[str, BodyPlacement] | None:
+    """The quickest that divide the parameters; None where there are none."""
+    pricing = Pricing(CLUSTER, row.tensor, row.microbatch)
+    options = place_graph(graph, row.tensor, pricing, split=row.sequence_parallel, prices=(DIVIDED_STATE,))
+    return options[0].placements if options else None
 
 
 def compare(graph: ModelGraph, row: Row, server: Server) -> Iterator[dict[str, Any]]:
-    """Each rank that stands for others: bytes by category, predicted and rehearsed."""
-    plan = make_plan(graph, row, precision="fp32")
+    """Each rank that stands for others: calls of which the counts differ, bytes by category, predicted and rehearsed."""
+    placements = placements_of(graph, row) if row.tensor > 1 else None
+    if row.tensor > 1 and placements is None:
+        return
+    plan = make_plan(graph, row, precision="fp32", placements=placements)
     ranks = representatives(plan)
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "program"
@@ -61,9 +83,13 @@ def compare(graph: ModelGraph, row: Row, server: Server) -> Iterator[dict[str, A
     each = plan.mesh.devices // plan.mesh.pipeline
     predicted = peaks(plan, graph)
     for rank, found in zip(ranks, rehearsed, strict=True):
-        said = predicted[rank // each].at
+        said, calls = predicted[rank // each].at, predict_rank(plan, graph, rank, NO_MEMORY).calls
         yield {
             "plan": row.label, "rank": rank,
+            "calls": {
+                str(call): [calls.get(call, 0), found.calls.get(call, 0)]
+                for call in sorted({*calls, *found.calls}) if calls.get(call, 0) != found.calls.get(call, 0)
+            },
             "parts": {c: [said[c], found.memory_bytes[c]] for c in CATEGORIES if said[c] != found.memory_bytes[c]},
             "total": [sum(said.values()), sum(found.memory_bytes.values())],
         }
@@ -86,12 +112,13 @@ def show(name: str, found: dict[str, Any]) -> None:
     if said:
         print(f"{name}: {said}", flush=True)
         return
-    parts = [rank for rank in found["ranks"] if rank["parts"]]
+    parts = [rank for rank in found["ranks"] if rank["parts"] or rank["calls"]]
     print(f"{name}: {found['blocks']} blocks of {found['kinds']} kinds, {len(found['ranks']) - len(parts)} of "
           f"{len(found['ranks'])} ranks equal to the byte", flush=True)
     for rank in parts:
         said, real = rank["total"]
-        print(f"    {rank['plan']} rank {rank['rank']}: {said / real:.4f} of {real:,} bytes; {rank['parts']}", flush=True)
+        apart = f"{rank['parts']} {rank['calls'] or ''}"
+        print(f"    {rank['plan']} rank {rank['rank']}: {said / real:.4f} of {real:,} bytes; {apart}", flush=True)
 
 
 def names_of(file: str) -> tuple[str, ...]:
@@ -116,7 +143,8 @@ def main() -> None:
         server.stop()
     ranks = [rank for found in results.values() for rank in found.get("ranks", ())]
     print(f"{len(results)} models, {sum('ranks' in found for found in results.values())} planned; "
-          f"{sum(not rank['parts'] for rank in ranks)} of {len(ranks)} ranks equal to the byte")
+          f"{sum(not rank['parts'] for rank in ranks)} of {len(ranks)} ranks equal to the byte, "
+          f"{sum(not rank['calls'] for rank in ranks)} in every call")
     if not options.model:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

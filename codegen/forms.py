@@ -47,7 +47,7 @@ def _made(text: str, *positional: str, **keywords: LocalArgument) -> Form:
 
 _UNARY = ("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1",
           "sqrt", "rsqrt", "sin", "sinh", "cos", "cosh", "tan", "tanh", "sigmoid", "erf", "erfc", "square", "reciprocal",
-          "floor", "ceil", "round", "trunc", "frac", "sign", "isnan", "isinf", "t", "contiguous", "logical_not")
+          "floor", "ceil", "round", "trunc", "frac", "sign", "isnan", "isinf", "contiguous", "logical_not")
 _ACTIVATIONS = ("silu", "relu", "relu6", "mish", "hardswish", "hardsigmoid", "selu")
 _REDUCTIONS = ("sum.dim_IntList", "mean.dim")
 

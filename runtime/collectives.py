@@ -74,7 +74,7 @@ class _Slice(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: TensorAxis, dim: int) -> Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return narrow(x, dim, axis.degree, axis.rank).contiguous()
+        return narrow(x, dim, axis.degree, axis.rank).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -133,7 +133,7 @@ class TensorAxis:
         self, x: Tensor, dim: int, gradient: Literal["all_gather", "pad"] = "all_gather", unit: int = 1,
         segments: Sequence[int] = (),
     ) -> Tensor:
-        """The own part along ``dim`` of a replicated value, row by row in memory, as a message between stages has to lie.
+        """The own part along ``dim`` of a replicated value, in memory of its own: the whole may go, and the part can be sent.
 
         ``gradient="all_gather"`` gives the whole gradient to every rank (even parts, one segment only);
         ``gradient="pad"`` gives each rank its own part's gradient and zeros elsewhere, a partial sum.
@@ -147,7 +147,7 @@ class TensorAxis:
             return _Slice.apply(x, self, dim % x.dim())
         owned = spans(x.size(dim), self.degree, self.rank, segments, unit)
         pieces = [x.narrow(dim, start, length) for start, length in owned]
-        return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, dim)
+        return pieces[0].clone(memory_format=torch.contiguous_format) if len(pieces) == 1 else torch.cat(pieces, dim)
 
     def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int) -> Tensor:
         """From split on ``concat_dim`` to split on ``split_dim``; backward exchanges back."""

@@ -1,8 +1,7 @@
 """One rank's view of a placed body: conversions made explicit, every value with its layout and the storage it lives in.
 
 A value read in a placement other than the one it was produced in is a second value, ``name -> placement``, made once
-before its first reader. Conversions that move nothing (``identity``, a slice that needs no gathered gradient and lies in one
-piece) are views.
+before its first reader. Conversions that move nothing (``identity``) are views.
 """
 
 from __future__ import annotations
@@ -89,10 +88,8 @@ class _Builder:
         step = conversion(source, target, whole, self.degree, differentiable=differentiable)
         step = step or Conversion(source, target, "identity", "identity")
         self.declare(key, whole, target)
-        held = self.layouts[name]
-        layout = held if step.forward == "identity" else replace(held, sizes=self.layouts[key].sizes)
-        if step.forward == "identity" or (_narrows(step) and layout.contiguous):
-            self.root[key], self.layouts[key] = self.root[name], layout
+        if step.forward == "identity":
+            self.root[key], self.layouts[key] = self.root[name], self.layouts[name]
         self.steps.append(Step(None, (name,), (key,), None, step, whole, differentiable))
         return key
 
@@ -157,8 +154,3 @@ def localise(body: Body, placement: BodyPlacement | None, batch: int) -> LocalBo
     targets = placement.outputs if placement else (REPLICATE,) * len(body.outputs)
     outputs = tuple(build.read(name, target) for name, target in zip(body.outputs, targets, strict=True))
     return LocalBody(body, batch, tuple(build.steps), build.types, build.layouts, build.root, outputs)
-
-
-def _narrows(step: Conversion) -> bool:
-    """Whether autograd takes a part (runtime/collectives.py, ``slice``); it is copied where its rows lie apart."""
-    return step.forward == "slice" and step.backward != "all_gather" and not step.target.segments

@@ -15,6 +15,7 @@ from math import prod
 
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
+from planner.costing.losses import cross_entropy, is_composed, vocabulary_loss
 from planner.costing.tape import PART, PASS, ROWS, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
@@ -65,7 +66,7 @@ def _addmm(tape: Tape, product: Step, total: Step) -> None:
         for operand in product.operands
     ]
     reads.append((bias, tape.gradient(bias, tape.bytes_of(bias))))
-    tape.add(reads, _outputs(tape, total), product.kept, late=1, folds=_folds(tape, product))
+    tape.add(reads, tape.outputs_of(total), product.kept, late=1, folds=_folds(tape, product))
 
 
 def _folds(tape: Tape, step: Step) -> bool:
@@ -85,12 +86,6 @@ def _kind(step: Step) -> str:
     if base == "embedding" and step.strategy is not None and step.strategy.outputs[0].state == "partial":
         return "vocabulary_embedding"
     return base
-
-
-def _outputs(tape: Tape, step: Step) -> list[tuple[str, int | None]]:
-    return [
-        (value, tape.local.storage_bytes(value) if tape.local.root[value] == value else None) for value in step.outputs
-    ]
 
 
 def _single(tape: Tape, step: Step) -> None:
@@ -115,7 +110,7 @@ def _single(tape: Tape, step: Step) -> None:
     reads.sort(key=lambda read: read[0] in broadcast)
     keeps = step.kept if step.differentiable else ()
     tape.add(
-        reads, _outputs(tape, step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
+        reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
         folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
     )
 
@@ -173,14 +168,14 @@ _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
-_SPREADS = frozenset({"sum"})
+_SPREADS = frozenset({"diag_embed", "sum"})
 _PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _JOINS = frozenset({"cat", "concat", "stack"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
-    "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind", "diagonal",
+    "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind", "unfold", "diagonal",
 })) | _JOINS
 
 
@@ -220,7 +215,7 @@ def _rms_norm(tape: Tape, step: Step) -> None:
         scaled = result
     if half:
         # The composite's own variables live until it returns.
-        tape.add([(scaled, size if step.differentiable else None), (source, None), (root, None)], _outputs(tape, step))
+        tape.add([(scaled, size if step.differentiable else None), (source, None), (root, None)], tape.outputs_of(step))
 
 
 def _group_norm(tape: Tape, step: Step) -> None:
@@ -233,7 +228,35 @@ def _group_norm(tape: Tape, step: Step) -> None:
     tape.add([(x, None if need is None else PASS)], [(lined, size)])
     reads = [(value, tape.gradient(value, tape.bytes_of(value))) for value in step.operands[1:]]
     keeps = dict.fromkeys(lined if value == tape.local.root[x] else value for value in step.kept)
-    tape.add([(lined, need), *reads], _outputs(tape, step), tuple(keeps) if step.differentiable else (), extra=step.extra_bytes)
+    kept = tuple(keeps) if step.differentiable else ()
+    tape.add([(lined, need), *reads], tape.outputs_of(step), kept, extra=step.extra_bytes)
+    return None
+
+
+def _cosine_similarity(tape: Tape, step: Step) -> None:
+    """Each operand by its own norm, then a product and its sum (aten/src/ATen/native/Distance.cpp, ``cosine_similarity``)."""
+    shape = [max(sizes) for sizes in zip(*(tape.local.layouts[value].sizes for value in step.operands), strict=True)]
+    if any(list(tape.local.layouts[value].sizes) != shape for value in step.operands):
+        return _single(tape, step)
+    rows, parts, own = tape.bytes_of(step.outputs[0]), list[tuple[str, int | None]](), list[tuple[str, None]]()
+    for at, x in enumerate(step.operands):
+        size, norm, bounded, part = tape.bytes_of(x), *(tape.name(f"{name} {at}") for name in ("norm", "bounded", "part"))
+        need = tape.gradient(x, size)
+        row = None if need is None else rows
+        mask = tape.local.layouts[step.outputs[0]].elements
+        tape.add([(x, need)], [(norm, rows)], [x, norm] if need else [], backward=size + mask)
+        tape.add([(norm, None if need is None else PASS)], [(bounded, rows)])
+        tape.add(
+            [(x, need), (bounded, row)], [(part, size)], [x, bounded] if need else [], backward=2 * size if need else 0,
+            sums=[(bounded, size)] if need else [], late=1 if need else 0,
+        )
+        parts.append((part, need))
+        own += [(part, None), (bounded, None)]  # Variables, and an expression's parts, live until it returns.
+    product, least, whole = tape.name("product"), tape.name("least norm"), tape.bytes_of(step.operands[0])
+    keeps = [value for (value, _), (_, need) in zip(parts, reversed(parts), strict=True) if need is not None]
+    tape.add([(step.operands[0], None)], [(least, DTYPE_BYTES[tape.local.types[step.operands[0]].dtype])])
+    tape.add(parts, [(product, whole)], keeps)
+    tape.add([(product, PART if step.differentiable else None), (least, None), *own], tape.outputs_of(step))
     return None
 
 
@@ -261,43 +284,16 @@ def _einsum(tape: Tape, step: Step) -> None:
         reads.append((folded, need))
         keeps.append(value if fold.view else folded)
     wanted = [keep for keep, (_, need) in zip(keeps, reversed(reads), strict=True) if need is not None]
-    tape.add(reads, _outputs(tape, step), wanted, folds=True)
+    tape.add(reads, tape.outputs_of(step), wanted, folds=True)
     return None
 
 
 def _loss(tape: Tape, step: Step) -> None:
-    """``log_softmax``, then ``nll_loss``: each makes a gradient of the logits' size, one after the other."""
-    logits = step.operands[0]
-    size = tape.bytes_of(logits)
-    target = step.node.operands[1] if step.node is not None else ""
-    if tape.local.types[step.operands[1]].dtype not in ("int64", "int32", "uint8"):
-        return _single(tape, step)
-    likely = tape.name("log_softmax")
-    need = tape.gradient(logits, size)
-    tape.add([(logits, need)], [(likely, size)], [likely] if need else [])
-    keeps = [value for value in step.kept if tape.local.root.get(target) == value or value != likely]
-    tape.add(
-        [(likely, need), *((operand, None) for operand in step.operands[1:])], _outputs(tape, step),
-        keeps if need else [], extra=max(0, step.extra_bytes - size),
-    )
-    return None
-
-
-def _vocabulary_loss(tape: Tape, step: Step) -> None:
-    """``CrossEntropy`` of runtime/vocabulary.py: one float32 copy of the logits in each pass, and the numbers of a row."""
-    logits = step.operands[0]
-    elements = tape.local.layouts[logits].elements
-    item = DTYPE_BYTES[tape.local.types[logits].dtype]
-    wide = max(4, item)
-    sizes = tape.local.layouts[logits].sizes
-    rows = elements // sizes[1 if len(sizes) > 1 else 0]
-    need = tape.gradient(logits, elements * item)
-    made = elements * wide + rows * (6 * wide + 2 * 8 + 2)
-    tape.add(
-        [(logits, need), *((operand, None) for operand in step.operands[1:])],
-        [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
-        forward=made, backward=elements * wide if item < wide else rows * wide,
-    )
+    """Weights of classes beside other targets than labels are taken to be one operation."""
+    if is_composed(tape, step):
+        cross_entropy(tape, step)
+    else:
+        _single(tape, step)
 
 
 def _vocabulary_embedding(tape: Tape, step: Step) -> None:
@@ -311,7 +307,7 @@ def _vocabulary_embedding(tape: Tape, step: Step) -> None:
     tape.add([(ids, None)], [(own, count), (local, 8 * count)], forward=8 * count)
     tape.add([(weight, made), (local, None)], [(rows, size)], [local] if made is not None else [])
     need = None if made is None else size
-    tape.add([(rows, need), (own, None), (local, None)], _outputs(tape, step), [own] if need else [])
+    tape.add([(rows, need), (own, None), (local, None)], tape.outputs_of(step), [own] if need else [])
 
 
 def _conversion(tape: Tape, step: Step) -> None:
@@ -319,8 +315,8 @@ def _conversion(tape: Tape, step: Step) -> None:
     conversion, source, target = step.conversion, step.operands[0], step.outputs[0]
     assert conversion is not None
     if tape.local.root[target] != target:
-        made = PASS if conversion.forward != "slice" and conversion.backward != "all_reduce" else tape.bytes_of(source)
-        tape.add([(source, tape.gradient(source, made))], _outputs(tape, step), lines=conversion.backward == "all_reduce")
+        made = PASS if conversion.backward != "all_reduce" else tape.bytes_of(source)
+        tape.add([(source, tape.gradient(source, made))], tape.outputs_of(step), lines=conversion.backward == "all_reduce")
         return
     before, after = tape.bytes_of(source), tape.bytes_of(target)
     inner = _sharded(step).dim > 0
@@ -354,7 +350,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
-    "conversion": _conversion, "einsum": _einsum, "group_norm": _group_norm, "loss": _loss, "rms_norm": _rms_norm,
-    "scaled_dot_product_attention": _attention, "vocabulary_embedding": _vocabulary_embedding,
-    "vocabulary_loss": _vocabulary_loss,
+    "conversion": _conversion, "cosine_similarity": _cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
+    "loss": _loss, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
+    "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss,
 }

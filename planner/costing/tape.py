@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.costing.local import LocalBody
+from planner.costing.local import LocalBody, Step
 
 PASS, PART, ROWS = -1, -2, -3
 """Of a gradient: the incoming one is handed on, or a view of it; a view that does not lie in memory as the value does; one of
@@ -63,6 +63,12 @@ class Tape:
     def bytes_of(self, value: str) -> int:
         """Of the value itself, whatever storage it lives in."""
         return self.local.layouts[value].size_bytes
+
+    def outputs_of(self, step: Step) -> list[tuple[str, int | None]]:
+        """What a step makes: each result with its bytes, None where it is a view."""
+        return [
+            (value, self.local.storage_bytes(value) if self.local.root[value] == value else None) for value in step.outputs
+        ]
 
     def gradient(self, value: str, made: int) -> int | None:
         """``made`` where the value needs a gradient."""

@@ -17,12 +17,14 @@ from planner.ir.graph import Body, Node
 _FUSED = frozenset({"scaled_dot_product_attention"})
 _CONTRACTIONS = frozenset({"matmul", "mm", "bmm", "baddbmm", "einsum"})
 _SOFTMAX = frozenset({"softmax", "_softmax"})
+_LAYS_OUT = frozenset({"alias", "contiguous", "permute", "reshape", "to", "transpose", "unsqueeze"})
+"""What leaves a parameter the same numbers."""
 
 
 def recompute_regions(body: Body) -> tuple[tuple[str, ...], ...]:
     """The regions of a body, each as node names in execution order: one per attention. Those that touch are one, unless a path
     would leave it and come back (two attentions may share a mask, and one be made of the other)."""
-    free = {node.name for node in body.nodes if not _reads_parameter(body, node)}
+    free = _without_parameters(body)
     regions: list[set[str]] = []
     for seeds in _seeds(body, free):
         taken = set[str]().union(*regions)
@@ -61,9 +63,15 @@ def recompute_region(body: Body) -> tuple[str, ...]:
     return tuple(node.name for node in body.nodes if node.name in names)
 
 
-def _reads_parameter(body: Body, node: Node) -> bool:
-    parameters = {parameter.name for parameter in body.parameters}
-    return any(operand in parameters for operand in node.operands)
+def _without_parameters(body: Body) -> set[str]:
+    """Nodes that read no parameter, however it lies."""
+    parameters, free = {parameter.name for parameter in body.parameters}, set[str]()
+    for node in body.nodes:
+        if parameters.isdisjoint(node.operands):
+            free.add(node.name)
+        elif node.base in _LAYS_OUT:
+            parameters.add(node.name)
+    return free
 
 
 def _reach(flow: nx.DiGraph[str], start: set[str], *, forward: bool) -> set[str]:

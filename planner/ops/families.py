@@ -4,9 +4,9 @@ from __future__ import annotations
 
 # The output always shares the first operand's storage.
 VIEWS = frozenset({
-    "alias", "chunk", "detach", "diagonal", "expand", "expand_as", "getitem", "movedim", "narrow", "permute", "select",
-    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "view_as",
-    "view_as_complex", "view_as_real", "mT",
+    "alias", "chunk", "detach", "diagonal", "expand", "expand_as", "getitem", "narrow", "permute", "select",
+    "slice", "split", "split_with_sizes", "squeeze", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as",
+    "view_as_complex", "view_as_real",
 })
 # The output shares the operand's storage where strides allow it, and is a copy elsewhere.
 RESHAPES = frozenset({"flatten", "reshape", "reshape_as", "unflatten", "_unsafe_view"})
@@ -36,3 +36,9 @@ POINTWISE = frozenset({
 })
 # Reads nothing to speak of: constants made in place.
 CREATIONS = frozenset({"arange", "empty", "full", "ones", "scalar_tensor", "zeros", "sym_size"})
+
+# Losses by what their terms are of: rows with a label, or elements.
+LABELLED_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"})
+ELEMENTWISE_LOSSES = frozenset({
+    "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss",
+})

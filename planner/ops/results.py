@@ -70,8 +70,8 @@ def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout
     base = node.base
     if base == "getitem" or base in ("alias", "detach", "split", "split_with_sizes", "chunk", "narrow"):
         pass
-    elif base in ("transpose", "t", "mT"):
-        first, second = (_integer(arguments.get("dim0", -2)), _integer(arguments.get("dim1", -1)))
+    elif base == "transpose":
+        first, second = _integer(arguments["dim0"]), _integer(arguments["dim1"])
         if rank > 1:
             strides[first], strides[second] = strides[second], strides[first]
     elif base == "permute":
@@ -87,6 +87,10 @@ def _view(node: Node, operand: Layout, output: TensorType, batch: int) -> Layout
         del strides[_integer(arguments.get("dim", 0))]
     elif base == "slice":
         strides[_integer(arguments.get("dim", 0))] *= _integer(arguments.get("step", 1))
+    elif base == "unfold":
+        at = _integer(arguments["dimension"])
+        strides.append(strides[at])
+        strides[at] *= _integer(arguments["step"])
     elif base == "view_as_complex":
         strides = [stride // 2 for stride in strides[:-1]]
     elif base == "view_as_real":

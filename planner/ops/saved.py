@@ -50,18 +50,20 @@ _KEEP_OUTPUT = frozenset({
 })
 _KEEP_INPUT = frozenset({
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_pool2d", "celu", "clamp", "clamp_max", "clamp_min", "cos",
-    "cosh", "digamma", "elu", "erf", "erfc", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
-    "lgamma", "log", "log10", "log1p", "log2", "logit", "mish", "relu6", "selu", "silu", "sin", "sinc", "sinh", "softplus",
-    "softshrink", "square", "std", "threshold", "var",
+    "cosh", "digamma", "elu", "erf", "erfc", "erfinv", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
+    "i0", "leaky_relu", "lgamma", "log", "log10", "log1p", "log2", "logit", "mish", "nan_to_num", "nansum", "relu6", "selu",
+    "silu", "sin", "sinc", "sinh", "softplus", "softshrink", "square", "std", "threshold", "var",
 })
 _KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod"})
 _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
-    "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "lerp", "mean", "neg", "pad", "repeat",
+    "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "mean", "neg", "pad", "repeat",
     "repeat_interleave", "roll", "rsub", "select_scatter", "slice_scatter", "stack", "sub", "sum", "to", "_to_copy", "tril",
     "triu", "trunc", "type_as", "adaptive_avg_pool2d", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
-    "full_like", "empty_like",
+    "full_like", "empty_like", "adaptive_avg_pool1d", "channel_shuffle", "col2im", "diag_embed", "diagonal_scatter", "im2col",
+    "pixel_shuffle", "pixel_unshuffle", "rot90", "trace", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+    "upsample_nearest1d", "upsample_nearest2d",
 })
-_KEEP_INDICES = frozenset({"max", "median", "min", "sort", "topk"})
+_KEEP_INDICES = frozenset({"cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "sort", "topk"})
 
 
 def saved(
@@ -321,7 +323,8 @@ def _cross_entropy(call: Call) -> Saved:
     """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows."""
     logits, target = call.operands[:2]
     if target.dtype not in ("int64", "int32", "uint8"):
-        return Saved((1,), (), logits.size_bytes)
+        smoothed = bool(call.arguments.get("label_smoothing"))
+        return Saved(() if smoothed else (1,), (), (2 if smoothed else 1) * logits.size_bytes)
     weights = tuple(range(2, len(call.operands)))
     smoothing = target.elements if call.arguments.get("label_smoothing") else 0
     return Saved((1, *weights), (), logits.size_bytes + DTYPE_BYTES[logits.dtype] + smoothing)
@@ -333,6 +336,31 @@ def _negative_likelihood(call: Call) -> Saved:
 
 def _log_sigmoid(call: Call) -> Saved:
     return Saved((0,), (), call.operands[0].size_bytes)
+
+
+def _modulo(call: Call) -> Saved:
+    return Saved((0, 1)) if len(call.operands) > 1 and call.need(1) else _NOTHING
+
+
+def _interpolation(call: Call) -> Saved:
+    """lerp: both ends where their weight is a tensor with a gradient; the weight."""
+    if len(call.operands) < 3:
+        return _NOTHING
+    return Saved((0, 1, 2) if call.need(2) else (2,))
+
+
+def _instance_norm(call: Call) -> Saved:
+    """A batch norm of every sample's channels: the input (a copy where it does not lie straight), mean and reciprocal deviation
+    of each, and the weight as often (aten/src/ATen/native/Normalization.cpp, ``instance_norm``)."""
+    operand = call.operands[0]
+    rows = math.prod(operand.sizes[:2]) * DTYPE_BYTES[operand.dtype]
+    copied = 0 if operand.contiguous else operand.size_bytes
+    return Saved((0,) if not copied else (), (), copied + rows * (2 if call.arguments.get("weight") is None else 3))
+
+
+def _scattered(call: Call) -> Saved:
+    """Where to."""
+    return Saved((1,))
 
 
 def _index(call: Call) -> Saved:
@@ -356,6 +384,10 @@ def _pair(call: Call) -> Saved:
     return Saved((0, 1))
 
 
+def _all(call: Call) -> Saved:
+    return Saved(tuple(range(len(call.operands))))
+
+
 def _recurrent(call: Call) -> Saved:
     """Of every layer and direction its input (turned round it is a copy) and what its steps keep: of a GRU or an LSTM seven
     hidden values, the state before it among them, of a plain cell one (aten/src/ATen/native/RNN.cpp, ``GRUCell``,
@@ -377,13 +409,16 @@ def _scaled_sum(call: Call) -> Saved:
 
 _RULES: dict[str, _Rule] = {
     "addcmul": _scaled_sum, "addmm": _added_product, "baddbmm": _added_product, "batch_norm": _group_norm,
-    "binary_cross_entropy_with_logits": _pair, "bmm": _batched, "cross_entropy_loss": _cross_entropy, "div": _quotient,
-    "dropout": _dropout, "einsum": _einsum, "embedding": _embedding, "gather": _gather, "group_norm": _group_norm,
-    "index": _index, "index_select": _index, "layer_norm": _layer_norm, "linear": _linear, "log_sigmoid": _log_sigmoid,
-    "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum, "minimum": _extremum,
-    "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout, "nll_loss": _negative_likelihood,
-    "pow": _power, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention, "where": _condition,
-    "_weight_norm": _weight_norm,
+    "binary_cross_entropy": _all, "binary_cross_entropy_with_logits": _all, "bmm": _batched,
+    "cross_entropy_loss": _cross_entropy, "div": _quotient, "dropout": _dropout, "einsum": _einsum, "embedding": _embedding,
+    "gather": _gather, "group_norm": _group_norm, "index": _index, "index_select": _index, "layer_norm": _layer_norm,
+    "linear": _linear, "log_sigmoid": _log_sigmoid, "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool,
+    "maximum": _extremum, "minimum": _extremum, "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout,
+    "nll_loss": _negative_likelihood, "nll_loss_nd": _negative_likelihood, "pow": _power, "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": _attention, "where": _condition, "_weight_norm": _weight_norm, "atan2": _pair,
+    "fmax": _pair, "fmin": _pair, "fmod": _modulo, "index_add": _scattered, "index_copy": _scattered, "index_fill": _scattered,
+    "instance_norm": _instance_norm, "lerp": _interpolation, "linalg_cross": _pair, "logaddexp": _pair, "prelu": _pair,
+    "remainder": _modulo, "scatter": _scattered, "scatter_add": _scattered, "soft_margin_loss": _pair, "xlogy": _pair,
     **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
     **dict.fromkeys(RECURRENT, _recurrent),
 }

@@ -16,17 +16,13 @@ from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
     "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3, "cos": 2,
-    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4,
-    "erfc": 4, "exp2": 1, "expm1": 1, "gather": 1, "hypot": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1,
-    "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "nan_to_num": 1, "prod": 5,
-    "reciprocal": 2, "rsqrt": 2, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
+    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4, "erfinv": 4,
+    "erfc": 4, "exp2": 1, "expm1": 1, "gather": 1, "hypot": 1, "i0": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1,
+    "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
+    "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
 }
 """By operation, tensors as large as the first operand or the result."""
-_KERNELS = frozenset({
-    "adaptive_avg_pool1d", "avg_pool1d", "huber_loss", "instance_norm", "max_pool1d",
-    "pixel_shuffle", "pixel_unshuffle", "scatter_add", "smooth_l1_loss", "upsample_bicubic2d", "upsample_bilinear2d",
-    "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
-})
+_KERNELS = frozenset({"huber_loss", "smooth_l1_loss"})
 """One kernel, though what they keep has no formula."""
 _UNKNOWN = 2
 """Tensors of an operation that has no formula: most have fewer."""
@@ -108,9 +104,40 @@ def _length(call: Call) -> int:
     return (1 if order in (1, 2) else 3) * call.operands[0].size_bytes + (0 if order == 1 else call.elements)
 
 
+def _outlived(call: Call) -> int:
+    """``fmax``: masks of where it is, and is not, the second."""
+    return 2 * call.elements
+
+
+def _finite(call: Call) -> int:
+    """``nan_to_num``: three masks."""
+    return 3 * call.elements
+
+
+def _numbers(call: Call) -> int:
+    """``nansum``: where there are numbers, and where not."""
+    return 2 * call.operands[0].elements
+
+
+def _logarithm(call: Call) -> int:
+    """``xlogy``: a logarithm, and masks."""
+    return call.size + 3 * call.elements
+
+
+def _between(call: Call) -> int:
+    """``lerp``: what is left of a weight that is a tensor."""
+    return call.size if len(call.operands) > 2 else 0
+
+
+def _crossed(call: Call) -> int:
+    """``binary_cross_entropy_with_logits``: the sigmoid; weighted positive terms hold more."""
+    return (1 if call.arguments.get("pos_weight") is None else 5) * call.operands[0].size_bytes
+
+
 _RULES: Mapping[str, Callable[[Call], int]] = {
-    "amax": _extreme, "amin": _extreme, "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient,
-    "fmod": _quotient, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
-    "min": _selected, "minimum": _larger, "pow": _power, "select_scatter": _patch,
-    "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance, "where": _chosen,
+    "amax": _extreme, "amin": _extreme, "binary_cross_entropy_with_logits": _crossed, "clamp": _clamped, "clamp_max": _clamped,
+    "clamp_min": _clamped, "div": _quotient, "fmax": _outlived, "fmin": _outlived, "fmod": _quotient, "lerp": _between,
+    "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected, "min": _selected,
+    "minimum": _larger, "nan_to_num": _finite, "nansum": _numbers, "pow": _power, "select_scatter": _patch,
+    "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance, "where": _chosen, "xlogy": _logarithm,
 }

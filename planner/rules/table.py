@@ -23,9 +23,7 @@ _FAMILIES: tuple[tuple[Rule, frozenset[str]], ...] = (
     (views.reshape, frozenset({
         "reshape", "view", "_unsafe_view", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel",
     })),
-    (views.permutation, frozenset({
-        "transpose", "t", "mT", "matrix_H", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T",
-    })),
+    (views.permutation, frozenset({"transpose", "permute"})),
     (views.expand, frozenset({"expand", "expand_as", "broadcast_to"})),
     (views.numbers, frozenset({"view_as_complex", "view_as_real"})),
     (views.repeat, frozenset({"repeat"})),

@@ -69,31 +69,16 @@ def _part(bounds: Sequence[Bound], low: Bound, high: Bound) -> Part | None:
 
 
 def permutation(site: Site) -> Equation:
-    """``transpose``, ``t``, ``mT``, ``permute``, ``movedim``."""
+    """``transpose``, ``permute``."""
     rank = site.types[0].rank
-    order = _order(site, rank)
+    order = list(range(rank))
+    if site.node.base == "permute":
+        order = list(site.dims("dims", rank))
+    elif rank > 1:
+        one, two = site.dim("dim0", rank), site.dim("dim1", rank)
+        order[one], order[two] = order[two], order[one]
     letters = aligned(site.types[0], rank)
     return Equation(spell(site, [letters], [tuple(letters[dim] for dim in order)]), FIRST)
-
-
-def _order(site: Site, rank: int) -> tuple[int, ...]:
-    base, order = site.node.base, list(range(rank))
-    if base == "permute":
-        return site.dims("dims", rank)
-    if base in ("movedim", "moveaxis"):
-        source, target = site.dims("source", rank), site.dims("destination", rank)
-        rest = iter(dim for dim in order if dim not in source)
-        placed = dict(zip(target, source, strict=True))
-        return tuple(placed[dim] if dim in placed else next(rest) for dim in order)
-    if base == "numpy_T":
-        return tuple(reversed(order))
-    one, two = rank - 2, rank - 1
-    if base in ("transpose", "swapdims", "swapaxes"):
-        word = "axis" if base == "swapaxes" else "dim"
-        one, two = site.dim(f"{word}0", rank), site.dim(f"{word}1", rank)
-    if rank > 1:
-        order[one], order[two] = order[two], order[one]
-    return tuple(order)
 
 
 def expand(site: Site) -> Equation:

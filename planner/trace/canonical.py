@@ -10,6 +10,7 @@ from planner.ir.graph import Node
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
+from planner.trace.turns import TURNS, turned
 
 ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"})
@@ -17,6 +18,8 @@ CASTS = frozenset({"to", "_to_copy", "type_as"})
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
+FIRST = {"native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d"}
+"""Two results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
 RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "multinomial",
                     "normal", "randperm", "native_dropout", "feature_dropout", "alpha_dropout", "rrelu"})
 
@@ -26,7 +29,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
 
     Raises ModelError for an operation that draws random numbers elsewhere than in dropout, or that is not torch's.
     """
-    graph = _broadcast(_whole_dropout(graph))
+    graph = _broadcast(_first_results(graph))
     renamed: dict[str, str] = {}
     types: dict[str, TensorType] = dict(graph.inputs)
     gradients = set(graph.trainable)
@@ -68,10 +71,10 @@ def _check(node: Node, where: str) -> None:
     raise ModelError(place(node, where), wrong, right)
 
 
-def _whole_dropout(graph: FlatGraph) -> FlatGraph:
-    """``dropout`` again where torch took it apart to make the step functional, and nothing reads the mask."""
-    masks = {node.operands[0] for node in graph.nodes if node.op == "getitem" and node.argument("index") == 1}
-    apart = {node.name for node in graph.nodes if node.base == "native_dropout"} - masks
+def _first_results(graph: FlatGraph) -> FlatGraph:
+    """The operations of :data:`FIRST` where nothing reads the second result."""
+    seconds = {node.operands[0] for node in graph.nodes if node.op == "getitem" and node.argument("index") == 1}
+    apart = {node.name: FIRST[node.base] for node in graph.nodes if node.base in FIRST and node.name not in seconds}
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -79,7 +82,7 @@ def _whole_dropout(graph: FlatGraph) -> FlatGraph:
             renamed[node.name] = node.operands[0]
             continue
         made = substitute(node, renamed)
-        nodes.append(replace(made, op="dropout", types=made.types[:1]) if node.name in apart else made)
+        nodes.append(replace(made, op=apart[node.name], types=made.types[:1]) if node.name in apart else made)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(renamed.get(name, name) for name in graph.outputs))
 
 
@@ -180,8 +183,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
                           arguments=(("self", arguments["mat1"]), ("mat2", arguments["mat2"])))
         yield product
         yield _sum(node, product.name, arguments["self"])
-    elif node.base == "mT":
-        yield replace(node, op="transpose.int", arguments=(*node.arguments, ("dim0", -2), ("dim1", -1)))
+    elif node.base in TURNS and not (node.base in ("adjoint", "matrix_H") and node.type.dtype.startswith("complex")):
+        yield turned(node, node.type.rank)
     elif node.base == "einsum":
         yield from in_pairs(node, types)
     elif node.base in SYNONYMS:

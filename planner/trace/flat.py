@@ -22,6 +22,7 @@ from planner.ir.graph import BatchInput, Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
+from planner.trace.composites import parts
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 
@@ -174,11 +175,21 @@ class _Reader:
                 self._append(node, "getitem", (("input", names[whole]), ("index", index)), names, no_gradient)
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._inline(node, names, no_gradient)
+        elif not no_gradient and self._carries(node, names) and (region := parts(node)) is not None:
+            placeholders = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+            inner_names = dict(zip(placeholders, map(names.__getitem__, node.all_input_nodes), strict=True))
+            found = self.read_nodes(region, inner_names, no_gradient=no_gradient)
+            names[node] = found if isinstance(node.meta["val"], (tuple, list)) else Ref(found[0])
         elif isinstance(target, torch._ops.OpOverload):
             self._append(node, _op_name(target), self._arguments(node, names), names, no_gradient)
         else:
             name = getattr(target, "__name__", str(target))
             raise ModelError(self._place(node), f"the size computation {name} has no fixed value")
+
+    def _carries(self, node: fx.Node, names: dict[fx.Node, Any]) -> bool:
+        """Whether an operand may have a gradient."""
+        given = (names[each] for each in node.all_input_nodes)
+        return any(isinstance(name, Ref) and name.name in self.gradients for name in given)
 
     def _inline(self, node: fx.Node, names: dict[fx.Node, Any], no_gradient: bool) -> None:
         """Put the body of a no_grad (or disabled autocast) region in its place."""

@@ -11,12 +11,10 @@ from dataclasses import replace
 from planner.ir.errors import ModelError
 from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
+from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.flat import FlatGraph, place
 
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
-LABELLED = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"})
-ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-                         "binary_cross_entropy_with_logits", "soft_margin_loss", "kl_div"})
 LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
 ADDING = frozenset({"add", "sub", "stack", "cat"})
 ADVICE = "return (sum of the terms, their weight) from loss()"
@@ -87,9 +85,9 @@ class _Separator:
         if self._sums(node, arguments):
             raise ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
                              "return (loss_sum, weight) from loss(): a step divides the one by the other")
-        if node.base in LABELLED:
+        if node.base in LABELLED_LOSSES:
             return self._labelled(node, arguments)
-        if node.base in ELEMENTWISE and arguments["reduction"] == MEAN:
+        if node.base in ELEMENTWISE_LOSSES and arguments["reduction"] == MEAN:
             count = self._count(self._whole(node, arguments))
             return self._again(node, reduction=SUM), count
         if node.op in ("mean", "sum") and isinstance(arguments["self"], Ref):

@@ -1,8 +1,8 @@
 """Pass 6b: half precisions' losses and weights are summed in float32.
 
 A half has 8 or 11 bits: a sum of thousands of terms keeps none of the later ones, and float16 ends at 65,504. Whatever is
-summed over the batch, and what follows, is therefore float32; the terms are as the model made them. Cross-entropy is left
-as it is: where a program computes it on halves it does so in float32 already.
+summed over the batch, and what follows, is therefore float32; the terms are as the model made them. Cross-entropy of plain
+labels is left as it is: the runtime's own (runtime/vocabulary.py) computes in float32.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def widen_loss(graph: FlatGraph) -> FlatGraph:
 
 def _widened(graph: FlatGraph, node: Node) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """What takes the node's place, and the values before it that are sums over the batch too."""
-    if not node.type.floating or node.base == "cross_entropy_loss":
-        return (node,), ()
     arguments = dict(node.arguments)
+    if not node.type.floating or (node.base == "cross_entropy_loss" and _of_plain_labels(graph, node)):
+        return (node,), ()
     inner = tuple(name for name in node.operands if not _has_batch(graph, name))
     if node.base == "sum":
         half = node.type.dtype in HALF
@@ -47,6 +47,14 @@ def _widened(graph: FlatGraph, node: Node) -> tuple[tuple[Node, ...], tuple[str,
     if node.base in LINEAR | ADDING:
         return (_retyped(node, {"dtype": Dtype(WIDE)} if node.base == "to" else {}),), inner
     return (node,), ()
+
+
+def _of_plain_labels(graph: FlatGraph, node: Node) -> bool:
+    """Whether a cross-entropy weighs all labels alike, and knows no other for a row."""
+    arguments = dict(node.arguments)
+    target = arguments["target"]
+    soft = isinstance(target, Ref) and graph.type_of(target.name).floating
+    return not soft and arguments["weight"] is None and not arguments["label_smoothing"]
 
 
 def _has_batch(graph: FlatGraph, name: str) -> bool:

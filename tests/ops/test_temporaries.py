@@ -35,13 +35,34 @@ EXACT = [
     ("pow.Scalar", (("self", 2.0), ("exponent", Ref("a"))), (S,), S),
     *(binary(base, second) for base in ("mul", "div") for second in ((2, 1, 32), (2, 16, 1))),
     ("atan2", (("self", Ref("a")), ("other", Ref("b"))), (S, S), S),
-    *((base, (("self", Ref("a")), ("other", Ref("b"))), (S, S), S) for base in ("maximum", "minimum", "hypot", "fmod.Tensor")),
+    *((base, (("self", Ref("a")), ("other", Ref("b"))), (S, S), S)
+      for base in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "hypot", "fmod.Tensor")),
     ("pow.Tensor_Tensor", (("self", Ref("a")), ("exponent", Ref("b"))), (S, S), S),
     *(along(base, ROWS, dim=(-1,), keepdim=False) for base in ("amax", "amin", "sum.dim_IntList", "mean.dim", "logsumexp")),
     *(along(f"{base}.dim", ROWS, dim=(-1,), unbiased=True, keepdim=False) for base in ("var", "std")),
     *(along("linalg_vector_norm", ROWS, ord=order, dim=(-1,), keepdim=False) for order in (1, 2)),
     along("prod.dim_int", ROWS, dim=-1, keepdim=False), unary("cumsum", dim=1), unary("flip", dims=(1,)), unary("neg"),
     along("sum", ()), along("mean", ()),
+    *(binary(base) for base in ("xlogy",)), unary("nan_to_num"), unary("i0"), unary("erfinv"),
+    *((f"lerp.{kind}", (("self", Ref("a")), ("end", Ref("b")), ("weight", weight)), (S,) * shapes, S)
+      for kind, weight, shapes in (("Scalar", 0.3, 2), ("Tensor", Ref("c"), 3))),
+    along("rot90", S, k=2, dims=(1, 2)), along("unfold", (2, 8, 32, 2), dimension=1, size=2, step=2),
+    along("diag_embed", (*S, S[-1])), along("nansum", ROWS, dim=(-1,), keepdim=False),
+]
+
+FLAT, LABELS, MOVED = (24, 16), (24,), 0.1
+LOSSES = [
+    *(("binary_cross_entropy_with_logits", (("self", Ref("a")), ("target", Ref("t")), ("weight", None),
+                                            ("pos_weight", Ref("p") if weighted else None), ("reduction", how)))
+      for weighted in (False, True) for how in (0, 2)),
+    *((base, (("self", Ref("a")), ("target", Ref("t")), *extra, ("reduction", how)))
+      for base, extra in (("binary_cross_entropy", (("weight", None),)), ("soft_margin_loss", ()), ("mse_loss", ()))
+      for how in (0, 2)),
+    *(("cross_entropy_loss", (("self", Ref("a")), ("target", Ref(target)), ("weight", None), ("reduction", how),
+                              ("ignore_index", -100), ("label_smoothing", smoothing)))
+      for target in ("t", "l") for how in (0, 2) for smoothing in (0.0, MOVED)),
+    *(("cosine_similarity", (("x1", Ref("a")), ("x2", Ref(other)), ("dim", dim), ("eps", 1e-8)))
+      for other in ("t", "b") for dim in (0, 1)),
 ]
 
 
@@ -57,6 +78,23 @@ def test_operation(case: Case, dtype: str) -> None:
     op, arguments, shapes, output = case
     inputs = tuple(BodyValue(name, TensorType(shape, dtype), True) for name, shape in zip("abc", shapes, strict=False))
     node = Node("out", op, arguments, (TensorType(output, dtype),), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize(("op", "arguments"), LOSSES, ids=str)
+def test_loss(op: str, arguments: Arguments) -> None:
+    """Of a tensor that has a gradient (another in ``b``), against targets ``t`` or labels ``l`` that have none."""
+    dims = {"a": FLAT, "b": FLAT, "t": FLAT, "l": LABELS, "p": FLAT[1:]}
+    names = [value.name for _, value in arguments if isinstance(value, Ref)]
+    inputs = tuple(
+        BodyValue(name, TensorType(dims[name], "int64" if name == "l" else "float32"), name in "ab") for name in names
+    )
+    by_name = dict(arguments)
+    output = () if by_name.get("reduction") == 2 else LABELS if op == "cross_entropy_loss" else FLAT
+    if op == "cosine_similarity":
+        output = FLAT[1:] if by_name["dim"] == 0 else FLAT[:1]
+    node = Node("out", op, arguments, (TensorType(output, "float32"),), differentiable=True)
     body = Body("Case", inputs, (), (), (node,), ("out",))
     assert predicted(body) == peaks_by_torch(body, 1)
 

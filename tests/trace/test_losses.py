@@ -99,7 +99,7 @@ def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
 @pytest.mark.parametrize(("line", "terms"), [
     ("return ((outputs - batch['target']) ** 2).mean()", lambda x, y: (x - y) ** 2),
     ("return F.mse_loss(outputs, batch['target'])", lambda x, y: (x.float() - y.float()) ** 2),
-    ("return 0.5 * F.l1_loss(outputs, batch['target'])", lambda x, y: 0.5 * (x.float() - y.float()).abs()),
+    ("return 0.5 * F.l1_loss(outputs, batch['target'])", lambda x, y: 0.5 * (x - y).abs().float()),
     ("return ((outputs - batch['target']) ** 2).sum(-1).sum() / batch['scale'].sum()", lambda x, y: ((x - y) ** 2).sum(-1)),
     ("return -F.nll_loss(outputs, batch['labels'], reduction='sum'), batch['scale'].sum()", lambda x, y: x[:, 1]),
     ("return (outputs.abs().sum() + 3 * outputs.abs().sum(0).sum()).to(outputs.dtype), batch['scale'].sum()",

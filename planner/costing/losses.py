@@ -1,0 +1,95 @@
+"""Cross-entropy as torch composes it, and as the runtime computes it over a split vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.costing.local import Step
+from planner.costing.tape import PART, PASS, Tape
+from planner.ir.types import DTYPE_BYTES, Argument
+
+
+def is_composed(tape: Tape, step: Step) -> bool:
+    """Whether :func:`cross_entropy` knows the parts: not where classes have weights beside smoothing or soft targets."""
+    return _said(step, "weight") is None or (_has_labels(tape, step) and not _said(step, "label_smoothing"))
+
+
+def _said(step: Step, argument: str) -> Argument:
+    return None if step.node is None else step.node.argument(argument)
+
+
+def _has_labels(tape: Tape, step: Step) -> bool:
+    return tape.local.types[step.operands[1]].dtype in ("int64", "int32", "uint8")
+
+
+def cross_entropy(tape: Tape, step: Step) -> None:
+    """``log_softmax``, then ``nll_loss``, or a product with the target where that is probabilities: each makes a gradient of
+    the logits' size, one after the other (aten/src/ATen/native/LossNLL.cpp, ``cross_entropy_loss``)."""
+    logits, target = step.operands[0], step.operands[1]
+    size, likely = tape.bytes_of(logits), tape.name("log_softmax")
+    need = tape.gradient(logits, size)
+    tape.add([(logits, need)], [(likely, size)], [likely] if need else [])
+    smoothing = bool(_said(step, "label_smoothing"))
+    if not _has_labels(tape, step):
+        return _expected_loss(tape, step, likely, need, smoothing)
+    keeps = [value for value in step.kept if tape.local.root.get(target) == value or value != likely]
+    if smoothing:
+        return _smoothed_loss(tape, step, likely, need, keeps)
+    tape.add(
+        [(likely, need), *((operand, None) for operand in step.operands[1:])], tape.outputs_of(step),
+        keeps if need else [], extra=max(0, step.extra_bytes - size),
+    )
+    return None
+
+
+def _expected_loss(tape: Tape, step: Step, likely: str, need: int | None, smoothing: bool) -> None:
+    """``-(log_softmax * target).sum()``; the target is moved towards even probabilities first."""
+    target, size, made = step.operands[1], tape.bytes_of(step.operands[0]), tape.bytes_of(step.outputs[0])
+    if smoothing:
+        scaled, smoothed = tape.name("scaled"), tape.name("smoothed")
+        tape.add([(target, None)], [(scaled, size)])
+        tape.add([(scaled, None)], [(smoothed, size)])
+        target = smoothed
+    product, summed = tape.name("product"), tape.name("summed")
+    tape.add([(likely, need), (target, None)], [(product, size)], [target] if need else [])
+    tape.add([(product, PART if need else None)], [(summed, made)])
+    own = [(value, None) for value in (product, target, likely)]  # An expression's parts live until it is over, as variables.
+    tape.add([(summed, made if need else None), *own], tape.outputs_of(step))
+
+
+def _smoothed_loss(tape: Tape, step: Step, likely: str, need: int | None, keeps: Sequence[str]) -> None:
+    """``(1 - s) * nll_loss + s / classes * sum`` of all that is not ignored; both parts give the logits a gradient."""
+    item, made = DTYPE_BYTES[tape.local.types[step.operands[0]].dtype], tape.bytes_of(step.outputs[0])
+    count = tape.local.layouts[step.operands[1]].elements
+    rows, single = count * item, made if need else None
+    names = ("likelihood", "summed", "negated", "ignored", "reduced", "first", "second")
+    likelihood, summed, negated, ignored, reduced, first, second = map(tape.name, names)
+    tape.add([(likely, need), (step.operands[1], None)], [(likelihood, made)], keeps if need else [], extra=item)
+    tape.add([(likely, PART if need else None)], [(summed, rows)])
+    tape.add([(summed, rows if need else None)], [(negated, rows)])
+    tape.add([(step.operands[1], None)], [(ignored, count)])
+    filled = tape.name("filled")
+    tape.add([(negated, rows if need else None), (ignored, None)], [(filled, None)], [ignored] if need else [])
+    if made < rows:
+        tape.add([(filled, PART if need else None)], [(reduced, made)])
+    tape.add([(likelihood, single)], [(first, made)])
+    tape.add([(reduced if made < rows else filled, single)], [(second, made)])
+    own = [(value, None) for value in (likelihood, negated, ignored)]  # Variables live until it returns.
+    tape.add([(first, PASS if need else None), (second, PASS if need else None), *own], tape.outputs_of(step))
+
+
+def vocabulary_loss(tape: Tape, step: Step) -> None:
+    """``CrossEntropy`` of runtime/vocabulary.py: one float32 copy of the logits in each pass, and the numbers of a row."""
+    logits = step.operands[0]
+    elements = tape.local.layouts[logits].elements
+    item = DTYPE_BYTES[tape.local.types[logits].dtype]
+    wide = max(4, item)
+    sizes = tape.local.layouts[logits].sizes
+    rows = elements // sizes[1 if len(sizes) > 1 else 0]
+    need = tape.gradient(logits, elements * item)
+    made = elements * wide + rows * (6 * wide + 2 * 8 + 2)
+    tape.add(
+        [(logits, need), *((operand, None) for operand in step.operands[1:])],
+        [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
+        forward=made, backward=elements * wide if item < wide else rows * wide,
+    )
