@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Storage
-from planner.costing.tape import PART, PASS, ROWS, Primitive, Reads
+from planner.costing.tape import HANDED, PART, PASS, TURNED, Primitive, Reads
 
 if TYPE_CHECKING:
     from planner.costing.passes import BlockPasses, Kind
@@ -67,7 +67,8 @@ class Backward:
         early, skipped = len(primitive.reads) - primitive.late, self.block.paths.derived.keys() if self.split else ()
         made = self._gradients(primitive, primitive.reads[:early], incoming[0], skipped)
         whole = sum(size for value, size in primitive.sums if value not in skipped)
-        lined = incoming[0].size if primitive.lines and not incoming[0].straight else 0
+        lies = incoming[0].straight and self.block.lies_by_rows(primitive.makes[0][0])
+        lined = incoming[0].size if primitive.lines and not lies else 0
         self.heap.passing(max(primitive.backward_scratch, lined) + whole)
         for storage in self.again.pop(at, ()):
             self.heap.drop(storage)
@@ -92,13 +93,14 @@ class Backward:
                 continue
             if primitive.merges and not incoming.even:
                 made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size)))
-            elif size in (PASS, PART, ROWS):
+            elif size in HANDED:
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
-                straight, even = incoming.straight and size == PASS, incoming.even and size != PART
-                made.append((value, Gradient(incoming.storage, held, straight, even)))
+                straight, even = incoming.straight and size == PASS, incoming.even and size not in (PART, TURNED)
+                made.append((value, Gradient(incoming.storage, held, straight, even, incoming.turned or size == TURNED)))
             else:
-                made.append((value, Gradient(self.heap.make(size, self._kind(value)), size)))
+                turned = (value in primitive.turns) != (primitive.follows and incoming.turned)
+                made.append((value, Gradient(self.heap.make(size, self._kind(value)), size, not turned, not turned, turned)))
         return made
 
     def _kind(self, value: str) -> int:

@@ -127,6 +127,11 @@ class BlockPasses:
         """Where the gradients of parameters and of inputs come from."""
         return Paths(self.local, self.primitives)
 
+    def lies_by_rows(self, value: str) -> bool:
+        """Whether a value lies in memory row by row, as its gradient then does too. (Parts of operations do.)"""
+        layout = self.local.layouts.get(value)
+        return layout is None or layout.contiguous
+
     def size_of(self, value: str, otherwise: int) -> int:
         """Bytes of a value, as far as it has a name."""
         layout = self.local.layouts.get(value)

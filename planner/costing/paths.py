@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from planner.costing.local import LocalBody
-from planner.costing.tape import PART, PASS, ROWS, Primitive
+from planner.costing.tape import HANDED, Primitive
 
 
 class Paths:
@@ -89,7 +89,7 @@ class Paths:
         found: dict[str, str] = {}
         for primitive in self._primitives:
             for value, made in primitive.reads:
-                if made in (PASS, PART, ROWS) and value in self.derived:
+                if made in HANDED and value in self.derived:
                     found |= {result: found.get(value, value) for result, _ in primitive.makes if result in self.derived}
         return found
 

@@ -16,11 +16,11 @@ from math import prod
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import cross_entropy, is_composed, vocabulary_loss
-from planner.costing.tape import PART, PASS, ROWS, Tape, needs_gradient
+from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.einsums import batched_product
-from planner.ops.families import RESHAPES, VIEW_FAMILY
+from planner.ops.families import POINTWISE, RESHAPES, VIEW_FAMILY
 from planner.ops.layout import Layout, fused_attention
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
@@ -66,7 +66,7 @@ def _addmm(tape: Tape, product: Step, total: Step) -> None:
         for operand in product.operands
     ]
     reads.append((bias, tape.gradient(bias, tape.bytes_of(bias))))
-    tape.add(reads, tape.outputs_of(total), product.kept, late=1, folds=_folds(tape, product))
+    tape.add(reads, tape.outputs_of(total), product.kept, late=1, folds=_folds(tape, product), turns=_turns(tape, product))
 
 
 def _folds(tape: Tape, step: Step) -> bool:
@@ -112,7 +112,20 @@ def _single(tape: Tape, step: Step) -> None:
     tape.add(
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
         folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
+        follows=base in POINTWISE, turns=_turns(tape, step),
     )
+
+
+def _turns(tape: Tape, step: Step) -> list[str]:
+    """Operands of which the gradient's dims lie in another order: products make theirs row by row, operations on elements as
+    their result's."""
+    base, layouts = step.node.base if step.node is not None else "", tape.local.layouts
+    if base in _ROW_MAJOR:
+        return [value for value in step.operands if not layouts[value].in_order]
+    if base not in POINTWISE:
+        return []
+    ordered = layouts[step.outputs[0]].in_order
+    return [value for value in step.operands if layouts[value].in_order != ordered]
 
 
 def _made(tape: Tape, step: Step, at: int) -> int:
@@ -126,7 +139,7 @@ def _made(tape: Tape, step: Step, at: int) -> int:
     hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
     if not hands_on or made != whole:
         return made
-    return PASS if _lie_alike(tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]) else PART
+    return PASS if _lie_alike(tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]) else TURNED
 
 
 def _lie_alike(first: Layout, second: Layout) -> bool:
@@ -164,6 +177,7 @@ def _part(tape: Tape, step: Step) -> int:
     return ROWS if at == len(sizes) - 1 else PART
 
 
+_ROW_MAJOR = frozenset({"addmm", "baddbmm", "bmm", "linear", "matmul", "mm"})
 _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})

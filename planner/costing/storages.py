@@ -61,12 +61,13 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """A gradient on its way: ``size`` bytes in a storage that may be larger; ``straight``: laid out as its value is; ``even``:
-    at least its rows are evenly apart."""
+    at least its rows are evenly apart; ``turned``: its dims lie in another order than its value's."""
 
     storage: Storage
     size: int
     straight: bool = True
     even: bool = True
+    turned: bool = False
 
 
 class Heap:

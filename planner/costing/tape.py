@@ -8,9 +8,10 @@ from functools import cached_property
 
 from planner.costing.local import LocalBody, Step
 
-PASS, PART, ROWS = -1, -2, -3
+PASS, PART, ROWS, TURNED = -1, -2, -3, -4
 """Of a gradient: the incoming one is handed on, or a view of it; a view that does not lie in memory as the value does; one of
-which only the rows lie apart."""
+which only the rows lie apart; one whose dims lie in another order."""
+HANDED = frozenset({PASS, PART, ROWS, TURNED})
 
 
 Reads = tuple[tuple[str, int | None], ...]
@@ -28,7 +29,9 @@ class Primitive:
     whole first, for an operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before
     it is used (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place
     (products of more than two dims are products of two); ``merges``: a view whose gradient has fewer dims, so one whose rows
-    are not evenly apart is copied; ``step``: position of the step that it belongs to.
+    are not evenly apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one;
+    ``turns``: values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the
+    result's); ``step``: position of the step that it belongs to.
     """
 
     step: int
@@ -44,6 +47,8 @@ class Primitive:
     lines: bool = False
     folds: bool = False
     merges: bool = False
+    follows: bool = False
+    turns: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,12 +83,13 @@ class Tape:
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
-        merges: bool = False,
+        merges: bool = False, follows: bool = False, turns: Sequence[str] = (),
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
+            follows, tuple(turns),
         ))
 
     def name(self, suffix: str) -> str:

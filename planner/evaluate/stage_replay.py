@@ -334,8 +334,8 @@ class StageReplay:
         ]
 
     def _is_own(self, name: str) -> bool:
-        """Whether a block of the stage has made the value, and does not keep it itself."""
-        return name in self.sizes and name not in self.incoming and name not in self._kept_names
+        """Whether a block of the stage has made the value, and neither keeps it itself nor sends it."""
+        return name in self.sizes and not {name} & {*self.incoming, *self.outgoing, *self._kept_names}
 
     @cached_property
     def _weight_owners(self) -> dict[str, int]:

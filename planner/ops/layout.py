@@ -33,6 +33,12 @@ class Layout:
         return self.elements * DTYPE_BYTES[self.dtype]
 
     @property
+    def in_order(self) -> bool:
+        """Whether the dims lie in their order, however far apart."""
+        strides = [stride for size, stride in zip(self.sizes, self.strides, strict=True) if size > 1 and stride]
+        return strides == sorted(strides, reverse=True)
+
+    @property
     def contiguous(self) -> bool:
         expected = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):

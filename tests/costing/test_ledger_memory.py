@@ -72,6 +72,11 @@ CASES = [
     ("turned", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective")),
     ("sideways", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("sideways", "fp32", Row(pipeline=2, accumulation=4, recompute="full")),
+    # Several samples: gradients of turned values are copied where they are folded, or travel.
+    ("sideways", "fp64", Row(tensor=2, pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    ("reading", "fp64", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("reading", "fp32", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
+    ("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     ("twice", "fp64", Row(data=2, zero=3, accumulation=2, recompute="selective")),
     ("twice", "fp32", Row(pipeline=2, accumulation=4)),
     ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
