@@ -21,7 +21,7 @@ from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.einsums import batched_product
 from planner.ops.families import POINTWISE, RESHAPES, VIEW_FAMILY
-from planner.ops.layout import Layout, fused_attention
+from planner.ops.layout import Layout, broadcast_sizes, fused_attention, row_major
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
 
@@ -249,15 +249,17 @@ def _group_norm(tape: Tape, step: Step) -> None:
 
 def _cosine_similarity(tape: Tape, step: Step) -> None:
     """Each operand by its own norm, then a product and its sum (aten/src/ATen/native/Distance.cpp, ``cosine_similarity``)."""
-    shape = [max(sizes) for sizes in zip(*(tape.local.layouts[value].sizes for value in step.operands), strict=True)]
-    if any(list(tape.local.layouts[value].sizes) != shape for value in step.operands):
-        return _single(tape, step)
-    rows, parts, own = tape.bytes_of(step.outputs[0]), list[tuple[str, int | None]](), list[tuple[str, None]]()
-    for at, x in enumerate(step.operands):
-        size, norm, bounded, part = tape.bytes_of(x), *(tape.name(f"{name} {at}") for name in ("norm", "bounded", "part"))
-        need = tape.gradient(x, size)
+    layouts, rows = [tape.local.layouts[value] for value in step.operands], tape.bytes_of(step.outputs[0])
+    sizes = broadcast_sizes(layouts[0].sizes, layouts[1].sizes)
+    whole, mask = row_major(sizes, layouts[0].dtype).size_bytes, tape.local.layouts[step.outputs[0]].elements
+    parts, own = list[tuple[str, int | None]](), list[tuple[str, None]]()
+    for at, (x, layout) in enumerate(zip(step.operands, layouts, strict=True)):
+        norm, bounded, part, expanded = (tape.name(f"{name} {at}") for name in ("norm", "bounded", "part", "expanded"))
+        need, size = tape.gradient(x, whole), whole
         row = None if need is None else rows
-        mask = tape.local.layouts[step.outputs[0]].elements
+        if layout.sizes != sizes:
+            tape.add([(x, tape.gradient(x, layout.size_bytes))], [(expanded, None)])
+            x = expanded
         tape.add([(x, need)], [(norm, rows)], [x, norm] if need else [], backward=size + mask)
         tape.add([(norm, None if need is None else PASS)], [(bounded, rows)])
         tape.add(
@@ -266,7 +268,7 @@ def _cosine_similarity(tape: Tape, step: Step) -> None:
         )
         parts.append((part, need))
         own += [(part, None), (bounded, None)]  # Variables, and an expression's parts, live until it returns.
-    product, least, whole = tape.name("product"), tape.name("least norm"), tape.bytes_of(step.operands[0])
+    product, least = tape.name("product"), tape.name("least norm")
     keeps = [value for (value, _), (_, need) in zip(parts, reversed(parts), strict=True) if need is not None]
     tape.add([(step.operands[0], None)], [(least, DTYPE_BYTES[tape.local.types[step.operands[0]].dtype])])
     tape.add(parts, [(product, whole)], keeps)

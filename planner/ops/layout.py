@@ -144,6 +144,13 @@ def _compare(operands: Sequence[tuple[int, ...]], sizes: Sequence[int], first: i
     return 0
 
 
+def broadcast_sizes(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """Extents of what two tensors make, element by element."""
+    rank = max(len(first), len(second))
+    left, right = (1,) * (rank - len(first)) + tuple(first), (1,) * (rank - len(second)) + tuple(second)
+    return tuple(max(a, b) for a, b in zip(left, right, strict=True))
+
+
 def broadcast_strides(operand: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Of a tensor that is stretched to other extents."""
     missing = len(sizes) - len(operand.sizes)

@@ -27,7 +27,7 @@ from planner.ops.families import (
     TRANSPOSED_CONVOLUTIONS,
     VIEW_FAMILY,
 )
-from planner.ops.layout import Layout, fused_attention, reshaped
+from planner.ops.layout import Layout, broadcast_sizes, fused_attention, reshaped
 
 HALF = frozenset({"bfloat16", "float16"})
 
@@ -226,7 +226,7 @@ def _matmul(call: Call) -> Saved:
     if len(first.sizes) >= 3 and len(second.sizes) <= 2:
         return _linear(call)
     kept, extra = [], 0
-    lead = _broadcast_sizes(first.sizes[:-2], second.sizes[:-2])
+    lead = broadcast_sizes(first.sizes[:-2], second.sizes[:-2])
     for index, factor in ((0, first), (1, second)):
         if not call.need(1 - index):
             continue
@@ -252,12 +252,6 @@ def _grouped(call: Call) -> Saved:
 def _added_product(call: Call) -> Saved:
     """addmm, baddbmm: factors are operands 1 and 2."""
     return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
-
-
-def _broadcast_sizes(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    rank = max(len(first), len(second))
-    left, right = (1,) * (rank - len(first)) + tuple(first), (1,) * (rank - len(second)) + tuple(second)
-    return tuple(max(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _expanded(factor: Layout, lead: Sequence[int]) -> Layout:

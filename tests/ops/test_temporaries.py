@@ -62,7 +62,7 @@ LOSSES = [
                               ("ignore_index", -100), ("label_smoothing", smoothing)))
       for target in ("t", "l") for how in (0, 2) for smoothing in (0.0, MOVED)),
     *(("cosine_similarity", (("x1", Ref("a")), ("x2", Ref(other)), ("dim", dim), ("eps", 1e-8)))
-      for other in ("t", "b") for dim in (0, 1)),
+      for other in ("t", "b", "p") for dim in (0, 1)),
 ]
 
 
