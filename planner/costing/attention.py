@@ -98,6 +98,14 @@ class ComposedAttention:
         self.held.append(mask)
         return mask
 
+    def _bias(self, mask: str) -> int | None:
+        """The gradient of a mask that is learned: that of the scores, or summed over the dims along which it was broadcast."""
+        if mask != self.step.operands[-1]:
+            return None
+        layout = self.tape.local.layouts[mask]
+        alike = layout.sizes == (*self.query.sizes[:-1], self.key.sizes[-2]) and layout.dtype == self.dtype
+        return self.tape.gradient(mask, PASS if alike else layout.size_bytes)
+
     def _folded(self, name: str, layout: Layout, *, repeated: bool = False) -> str:
         """An operand of a batched product, with as many heads as the query: a view where its strides allow one, or a copy."""
         size, whole = self._bytes(layout), self._bytes(layout, whole=True)
@@ -110,13 +118,15 @@ class ComposedAttention:
 
     def _weights(self, query: str, key: str, mask: str | None) -> str:
         """The product of queries and keys, masked, and its softmax."""
-        scores, size = self.tape.name("scores"), self.scores
+        tape, scores, size = self.tape, self.tape.name("scores"), self.scores
         need = self.step.differentiable
         sizes = self._bytes(self.query), self._bytes(self.key, whole=True)
         reads = [(value, made if need else None) for value, made in zip((query, key), sizes, strict=True)]
-        self.tape.add(reads, [(scores, size)], [query, key] if need else [])
+        tape.add(reads, [(scores, size)], [query, key] if need else [])
         if mask is not None:
-            scores = self._step("masked", size, scores, PASS, beside=mask)
+            masked, bias = tape.name("masked"), self._bias(mask)
+            tape.add([(scores, PASS if need else None), (mask, bias)], [(masked, size)])
+            scores = masked
         return self._step("weights", size, scores, size, "result")
 
     def _dropped(self, weights: str) -> str:

@@ -97,7 +97,8 @@ class Backward:
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
                 straight, even = incoming.straight and size == PASS, incoming.even and size not in (PART, TURNED)
-                made.append((value, Gradient(incoming.storage, held, straight, even, incoming.turned or size == TURNED)))
+                view = primitive.cuts or (incoming.view and len(reads) == 1)
+                made.append((value, Gradient(incoming.storage, held, straight, even, incoming.turned or size == TURNED, view)))
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.turned)
                 made.append((value, Gradient(self.heap.make(size, self._kind(value)), size, not turned, not turned, turned)))
@@ -137,7 +138,7 @@ class Backward:
         if value in self.present:
             self.heap.drop(storage)
             return
-        if storage.references > 1 or not gradient.straight:
+        if (storage.references > 1 and not gradient.view) or not gradient.straight:
             self.heap.drop(storage)
             storage = self.heap.make(gradient.size)
         self.heap.move(storage, GRADIENTS)

@@ -16,11 +16,14 @@ from math import prod
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import cross_entropy, is_composed, vocabulary_loss
+from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
+from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import POINTWISE, RESHAPES, VIEW_FAMILY
+from planner.ops.fourier import FOURIER, forward_bytes
 from planner.ops.layout import Layout, broadcast_sizes, fused_attention, row_major
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
@@ -39,7 +42,7 @@ def record(local: LocalBody) -> Tape:
 
 def _biased(local: LocalBody) -> dict[int, int]:
     """Sums that the emitted text writes into a linear layer as its bias: position of the sum -> of the product. torch
-    computes both at once for contiguous operands of up to three dims (aten/src/ATen/native/Linear.cpp, ``linear``)."""
+    computes both at once for contiguous operands (aten/src/ATen/native/Linear.cpp, ``linear``)."""
     parameters = {value.name for value in local.body.parameters}
     readers = Counter(value for step in local.steps for value in step.operands)
     makers = {step.outputs[0]: at for at, step in enumerate(local.steps) if step.node and step.node.base == "linear"}
@@ -51,8 +54,7 @@ def _biased(local: LocalBody) -> dict[int, int]:
         maker = makers.get(product)
         if maker is None or readers[product] != 1 or product in local.outputs:
             continue
-        given = local.layouts[local.steps[maker].operands[0]]
-        fits = len(given.sizes) <= 3 and given.contiguous
+        fits = local.layouts[local.steps[maker].operands[0]].contiguous
         if fits and bias.split(" -> ")[0] in parameters and len(local.layouts[bias].sizes) == 1:
             found[at] = maker
     return found
@@ -88,8 +90,9 @@ def _kind(step: Step) -> str:
     return base
 
 
-def _single(tape: Tape, step: Step) -> None:
-    """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own."""
+def _single(tape: Tape, step: Step, *, passing: int = 0) -> None:
+    """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own.
+    ``passing``: bytes that the operation holds while it runs."""
     base = step.node.base if step.node is not None else ""
     reads, sums = list[tuple[str, int | None]](), []
     for at, operand in enumerate(step.operands):
@@ -110,9 +113,9 @@ def _single(tape: Tape, step: Step) -> None:
     reads.sort(key=lambda read: read[0] in broadcast)
     keeps = step.kept if step.differentiable else ()
     tape.add(
-        reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, backward=scratch, late=len(sums), sums=sums,
-        folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
-        follows=base in POINTWISE, turns=_turns(tape, step),
+        reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
+        sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
+        follows=base in POINTWISE, turns=_turns(tape, step), cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS,
     )
 
 
@@ -131,27 +134,33 @@ def _turns(tape: Tape, step: Step) -> list[str]:
 def _made(tape: Tape, step: Step, at: int) -> int:
     """What the gradient of an operand is made as: its bytes, or how it is handed on."""
     base = step.node.base if step.node is not None else ""
-    made, whole = tape.bytes_of(step.operands[at]), tape.bytes_of(step.outputs[0])
+    operand, result = tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]
+    made, alike = operand.size_bytes, operand.sizes == result.sizes and operand.dtype == result.dtype
     if base in _VIEW_GRADIENTS:
         return _part(tape, step) if base in _JOINS else PASS
     if base in _SPREADS or (at and base in _PATCHES):
         return PART
+    if base in _EXPANDS and alike:
+        return PASS
     hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
-    if not hands_on or made != whole:
-        return made
-    return PASS if _lie_alike(tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]) else TURNED
+    hands_on |= base in _ADDED and at == 0 and _scale(step, "beta") == 1
+    if not hands_on or not alike:
+        return made  # Summed over dims that only the result has, even if each is one (ATen/ExpandUtils.h, ``sum_to``).
+    return PASS if _lie_alike(operand, result) else TURNED
 
 
 def _lie_alike(first: Layout, second: Layout) -> bool:
-    """Whether both have their numbers in the same order in memory."""
+    """Whether two of one shape have their numbers in the same order in memory."""
     strides = [[stride for size, stride in zip(own.sizes, own.strides, strict=True) if size > 1] for own in (first, second)]
-    return first.sizes != second.sizes or strides[0] == strides[1]
+    return strides[0] == strides[1]
 
 
 def _whole(tape: Tape, step: Step, at: int) -> int:
     """Bytes of an operand's gradient before it is summed over the dims along which the operand was broadcast; 0 where it never
     is whole."""
     base = step.node.base if step.node is not None else ""
+    if base in _ADDED and at == 0:
+        return 0 if _scale(step, "beta") == 1 else tape.bytes_of(step.outputs[0])
     if base in _PRODUCTS or (at and base in _HANDS_ON | _HANDS_ON_FIRST):
         return 0 if base in _HANDS_ON and _scale(step) == 1 else tape.bytes_of(step.outputs[0])
     first, second = (tape.local.layouts[value].sizes for value in step.operands) if base == "matmul" else ((), ())
@@ -162,9 +171,9 @@ def _whole(tape: Tape, step: Step, at: int) -> int:
     return own.size_bytes // prod(own.sizes[:-2]) * prod(lead)
 
 
-def _scale(step: Step) -> object:
-    """What a sum multiplies its second operand by."""
-    return dict(step.node.arguments).get("alpha", 1) if step.node is not None else 1
+def _scale(step: Step, name: str = "alpha") -> object:
+    """What a sum multiplies its second operand by; a sum with a product (``beta``) its first."""
+    return dict(step.node.arguments).get(name, 1) if step.node is not None else 1
 
 
 def _part(tape: Tape, step: Step) -> int:
@@ -180,12 +189,14 @@ def _part(tape: Tape, step: Step) -> int:
 _ROW_MAJOR = frozenset({"addmm", "baddbmm", "bmm", "linear", "matmul", "mm"})
 _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
+_ADDED = frozenset({"addmm", "baddbmm"})
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
-_SPREADS = frozenset({"diag_embed", "sum"})
+_SPREADS = frozenset({"complex", "diag_embed", "sum"})
 _PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
+_EXPANDS = frozenset({"expand", "expand_as"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _JOINS = frozenset({"cat", "concat", "stack"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
@@ -304,6 +315,29 @@ def _einsum(tape: Tape, step: Step) -> None:
     return None
 
 
+def _matmul(tape: Tape, step: Step) -> None:
+    if is_turned(tape, step):
+        turned_product(tape, step)
+    else:
+        _single(tape, step, passing=passing_copies(tape, step))
+
+
+def _where(tape: Tape, step: Step) -> None:
+    """A number to choose from is a tensor while it runs."""
+    number = step.node is not None and any(
+        isinstance(step.node.argument(name), (int, float)) for name in ("self", "other")
+    )
+    _single(tape, step, passing=DTYPE_BYTES[tape.local.types[step.outputs[0]].dtype] if number else 0)
+
+
+def _fourier(tape: Tape, step: Step) -> None:
+    assert step.node is not None
+    layouts = tape.local.layouts
+    operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
+    needs = [needs_gradient(tape.local, value) for value in step.operands]
+    _single(tape, step, passing=forward_bytes(Call.of(step.node, operands, outputs, needs)))
+
+
 def _loss(tape: Tape, step: Step) -> None:
     """Weights of classes beside other targets than labels are taken to be one operation."""
     if is_composed(tape, step):
@@ -367,6 +401,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "cosine_similarity": _cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
-    "loss": _loss, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
-    "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss,
+    "loss": _loss, "matmul": _matmul, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
+    "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss, "where": _where,
+    **dict.fromkeys(FOURIER, _fourier),
 }

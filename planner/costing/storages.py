@@ -61,13 +61,15 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """A gradient on its way: ``size`` bytes in a storage that may be larger; ``straight``: laid out as its value is; ``even``:
-    at least its rows are evenly apart; ``turned``: its dims lie in another order than its value's."""
+    at least its rows are evenly apart; ``turned``: its dims lie in another order than its value's; ``view``: nothing else has
+    this tensor, whatever has its storage."""
 
     storage: Storage
     size: int
     straight: bool = True
     even: bool = True
     turned: bool = False
+    view: bool = False
 
 
 class Heap:

@@ -31,7 +31,8 @@ class Primitive:
     (products of more than two dims are products of two); ``merges``: a view whose gradient has fewer dims, so one whose rows
     are not evenly apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one;
     ``turns``: values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the
-    result's); ``step``: position of the step that it belongs to.
+    result's); ``cuts``: what it hands on is a view of the gradient that came in; ``step``: position of the step that it belongs
+    to.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Primitive:
     merges: bool = False
     follows: bool = False
     turns: tuple[str, ...] = ()
+    cuts: bool = False
 
 
 @dataclass
@@ -83,18 +85,20 @@ class Tape:
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
-        merges: bool = False, follows: bool = False, turns: Sequence[str] = (),
+        merges: bool = False, follows: bool = False, turns: Sequence[str] = (), cuts: bool = False,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
-            follows, tuple(turns),
+            follows, tuple(turns), cuts,
         ))
 
     def name(self, suffix: str) -> str:
-        """A value of the current step that no variable holds."""
+        """A new value of the current step that no variable holds."""
         value = f"{self.at}:{suffix}"
+        while value in self.temporary:
+            value += "'"
         self.temporary.add(value)
         return value
 

@@ -240,7 +240,9 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
                 heap.add("activations", -stage.loss_bytes)  # A variable has held the one before until now.
             heap.add("activations", stage.loss_bytes + SCALED_BYTES)
         if local:
+            # What was made takes the place of the next stage's receive buffers; what is passed on has a buffer already.
             heap.add("activations", -stage.makes)
+            heap.add("buffers", stage.makes - stage.sends)
         return
     kind = _KINDS[action.kind]
     if not stage.returns:

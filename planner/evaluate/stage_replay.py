@@ -144,6 +144,11 @@ class StageReplay:
         return {link.unit: at for at, link in enumerate(self.chain)}
 
     @cached_property
+    def _begins(self) -> dict[int, int]:
+        """The first block of every unit, whose inputs tell torch that the unit's backward pass is over."""
+        return {link.unit: at for at, link in reversed(list(enumerate(self.chain)))}
+
+    @cached_property
     def _bound(self) -> list[dict[str, str]]:
         """By block, the values that its inputs are bound to."""
         return [
@@ -210,7 +215,7 @@ class StageReplay:
             leaving = self._run(at, kind, flows)
             if whole:
                 self._let_context_go(at)
-            if link.differentiable_inputs and link.alone:
+            if link.differentiable_inputs and self._begins[link.unit] == at:
                 root.after_backward(
                     unit, reduces=whole and (link.zero >= 2 or now), reshards=whole and (link.zero == 3 or last), sums=now
                 )

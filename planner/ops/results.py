@@ -30,9 +30,10 @@ KEEPS_ORDER = frozenset({"flip", "glu", "select_scatter", "slice_scatter", "sort
 
 
 def result_layouts(
-    node: Node, operands: Sequence[Layout], outputs: Sequence[TensorType], batch: int
+    node: Node, operands: Sequence[Layout], outputs: Sequence[TensorType], batch: int, needs: Sequence[bool]
 ) -> tuple[tuple[Layout, ...], bool]:
-    """Layouts of a node's outputs (local types ``outputs``), and whether they share the first operand's storage.
+    """Layouts of a node's outputs (local types ``outputs``), and whether they share the first operand's storage. ``needs``: of
+    which operands a gradient is made.
 
     ``getitem`` expects the picked output's layout as its operand.
     """
@@ -49,7 +50,7 @@ def result_layouts(
         return tuple(inherited(operands[:1], type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base in POINTWISE and node.base != "masked_fill" and outputs:  # that copies into rows (TensorAdvancedIndexing.cpp)
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
-    if node.base == "scaled_dot_product_attention" and fused_attention(node, operands):
+    if node.base == "scaled_dot_product_attention" and fused_attention(node, operands, any(needs[3:4])):
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
     product = batched_product(node, operands) if node.base == "einsum" else None
     if product is not None:

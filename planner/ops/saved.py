@@ -27,6 +27,7 @@ from planner.ops.families import (
     TRANSPOSED_CONVOLUTIONS,
     VIEW_FAMILY,
 )
+from planner.ops.fourier import FOURIER, kept_copy
 from planner.ops.layout import Layout, broadcast_sizes, fused_attention, reshaped
 
 HALF = frozenset({"bfloat16", "float16"})
@@ -45,8 +46,8 @@ _Rule = Callable[[Call], Saved]
 
 _NOTHING = Saved()
 _KEEP_OUTPUT = frozenset({
-    "exp", "exp2", "expm1", "log_softmax", "_log_softmax", "reciprocal", "relu", "rsqrt", "sigmoid", "softmax", "_softmax",
-    "sqrt", "tan", "tanh",
+    "exp", "exp2", "expm1", "log_softmax", "_log_softmax", "polar", "reciprocal", "relu", "rsqrt", "sigmoid", "softmax",
+    "_softmax", "sqrt", "tan", "tanh",
 })
 _KEEP_INPUT = frozenset({
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_pool2d", "celu", "clamp", "clamp_max", "clamp_min", "cos",
@@ -226,6 +227,9 @@ def _matmul(call: Call) -> Saved:
     if len(first.sizes) >= 3 and len(second.sizes) <= 2:
         return _linear(call)
     kept, extra = [], 0
+    if len(first.sizes) <= 2 < len(second.sizes) and call.need(0):
+        lies = folded_second(second) is not None
+        return Saved(((0,) if call.need(1) else ()) + ((1,) if lies else ()), (), 0 if lies else second.size_bytes)
     lead = broadcast_sizes(first.sizes[:-2], second.sizes[:-2])
     for index, factor in ((0, first), (1, second)):
         if not call.need(1 - index):
@@ -237,6 +241,13 @@ def _matmul(call: Call) -> Saved:
         else:
             kept.append(index)
     return Saved(tuple(kept), (), extra)
+
+
+def folded_second(second: Layout) -> Layout | None:
+    """Of a product with a learned matrix from the left: the second factor turned and made a matrix, where that is a view."""
+    sizes, strides = second.sizes, second.strides
+    turned = Layout((*sizes[:-2], sizes[-1], sizes[-2]), (*strides[:-2], strides[-1], strides[-2]), second.dtype)
+    return reshaped(turned, (second.elements // second.sizes[-2], second.sizes[-2]))
 
 
 def _batched(call: Call) -> Saved:
@@ -401,6 +412,11 @@ def _scaled_sum(call: Call) -> Saved:
     return Saved(tuple(i for i in (1, 2) if call.need(3 - i)))
 
 
+def _transformed(call: Call) -> Saved:
+    copied = kept_copy(call)
+    return _NOTHING if copied is None else Saved((), (), copied) if copied else Saved((0,))
+
+
 _RULES: dict[str, _Rule] = {
     "addcmul": _scaled_sum, "addmm": _added_product, "baddbmm": _added_product, "batch_norm": _group_norm,
     "binary_cross_entropy": _all, "binary_cross_entropy_with_logits": _all, "bmm": _batched,
@@ -413,6 +429,6 @@ _RULES: dict[str, _Rule] = {
     "fmax": _pair, "fmin": _pair, "fmod": _modulo, "index_add": _scattered, "index_copy": _scattered, "index_fill": _scattered,
     "instance_norm": _instance_norm, "lerp": _interpolation, "linalg_cross": _pair, "logaddexp": _pair, "prelu": _pair,
     "remainder": _modulo, "scatter": _scattered, "scatter_add": _scattered, "soft_margin_loss": _pair, "xlogy": _pair,
-    **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
-    **dict.fromkeys(RECURRENT, _recurrent),
+    "complex": _pair,    **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
+    **dict.fromkeys(RECURRENT, _recurrent), **dict.fromkeys(FOURIER, _transformed),
 }

@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.ir.graph import Node
 from planner.ops.call import Call
+from planner.ops.fourier import FOURIER, backward_bytes
 from planner.ops.layout import Layout
 from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
     "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3, "cos": 2,
-    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4, "erfinv": 4,
-    "erfc": 4, "exp2": 1, "expm1": 1, "gather": 1, "hypot": 1, "i0": 1, "index": 1, "index_select": 1, "lgamma": 1, "log10": 1,
-    "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
+    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4,
+    "erfinv": 4, "erfc": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1, "log10": 1, "log1p": 1, "log2": 1,
+    "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
     "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
 }
 """By operation, tensors as large as the first operand or the result."""
@@ -134,10 +135,33 @@ def _crossed(call: Call) -> int:
     return (1 if call.arguments.get("pos_weight") is None else 5) * call.operands[0].size_bytes
 
 
+def _taken(call: Call) -> int:
+    """``index``, ``gather``: zeros, into a copy of which the gradient is laid."""
+    return call.operands[0].size_bytes
+
+
+def _scaled(call: Call) -> int:
+    """``addmm``: a factor's gradient before it is multiplied by ``alpha``."""
+    if call.arguments.get("alpha", 1) == 1:
+        return 0
+    sizes = [call.operands[at].size_bytes for at in (1, 2) if call.need(at)]
+    return max(sizes[-1], sizes[0] - sizes[-1]) if sizes else 0
+
+
+def _conjugated(call: Call) -> int:
+    """``mul`` of complex numbers: the conjugate of the other factor."""
+    if len(call.operands) < 2 or not call.operands[0].dtype.startswith("complex"):
+        return 0
+    return max((call.operands[1 - at].size_bytes for at in (0, 1) if call.need(at)), default=0)
+
+
 _RULES: Mapping[str, Callable[[Call], int]] = {
-    "amax": _extreme, "amin": _extreme, "binary_cross_entropy_with_logits": _crossed, "clamp": _clamped, "clamp_max": _clamped,
-    "clamp_min": _clamped, "div": _quotient, "fmax": _outlived, "fmin": _outlived, "fmod": _quotient, "lerp": _between,
+    "addmm": _scaled, "amax": _extreme, "amin": _extreme, "baddbmm": _scaled, "binary_cross_entropy_with_logits": _crossed,
+    "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient, "fmax": _outlived, "fmin": _outlived,
+    "fmod": _quotient, "gather": _taken, "index": _taken, "index_select": _taken, "lerp": _between,
     "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected, "min": _selected,
-    "minimum": _larger, "nan_to_num": _finite, "nansum": _numbers, "pow": _power, "select_scatter": _patch,
-    "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance, "where": _chosen, "xlogy": _logarithm,
+    "minimum": _larger, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers, "pow": _power,
+    "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance,
+    "where": _chosen, "xlogy": _logarithm,
+    **dict.fromkeys(FOURIER, backward_bytes),
 }

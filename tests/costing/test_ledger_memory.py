@@ -83,6 +83,16 @@ CASES = [
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),
     ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
+    # What zbv's turn passes on has a buffer already; a unit's backward pass is over when its first block's is.
+    ("reading", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("looped", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective")),
+    # Learned matrices from the left, learned masks, complex numbers; gradients that are parts of others' storages.
+    ("mixing", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("mixing", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full", microbatch=2)),
+    ("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
+    ("stamped", "fp32", Row(data=2, zero=1, accumulation=2, recompute="selective")),
+    ("stamped", "fp32", Row(pipeline=2, accumulation=4)),
     ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
 ]

@@ -458,3 +458,61 @@ def mirrored(layers: int = 4, width: int = 16, vocab: int = 64) -> Mirrored:
     model = Mirrored((Average(width) for _ in range(layers)), width, vocab)
     model.head.weight = model.embedding.weight
     return model
+
+
+class Mixing(nn.Module):
+    """A learned matrix mixes positions from the left, attention has a learned bias, and a transform mixes features."""
+
+    def __init__(self, width: int, seq: int, heads: int = 2) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.zeros(seq, seq))
+        self.bias = nn.Parameter(torch.zeros(heads, seq, seq))
+        self.query, self.up, self.down = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads, _, length = self.bias.shape
+        x = x + self.mix @ torch.tanh(self.up(x))
+        query = self.query(x).view(x.shape[0], length, heads, -1).transpose(1, 2)
+        x = x + F.scaled_dot_product_attention(query, query, query, attn_mask=self.bias).transpose(1, 2).flatten(2)
+        return x + self.down(torch.fft.fft(x, dim=-1).real)
+
+
+def mixing(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
+    return Stacked((Mixing(width, seq) for _ in range(layers)), width, vocab)
+
+
+class Looped(Stacked):
+    """The same layers again and again."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for _ in range(4):
+            for layer in self.layers:
+                x = layer(x)
+        return F.linear(x, self.embedding.weight)
+
+
+def looped(width: int = 16, vocab: int = 64) -> Looped:
+    model = Looped([Average(width)], width, vocab)
+    model.head.weight = model.embedding.weight
+    return model
+
+
+class Stamped(Stacked):
+    """A learned token before all others, and learned positions."""
+
+    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int, seq: int) -> None:
+        super().__init__(layers, width, vocab)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, seq, width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        first = self.first.expand(tokens.shape[0], -1, -1)
+        x = torch.cat([first, self.embedding(tokens[:, 1:])], 1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def stamped(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stamped:
+    return Stamped((Average(width) for _ in range(layers)), width, vocab, seq)

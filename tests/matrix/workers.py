@@ -119,7 +119,7 @@ class _Worker:
                 return outcome
             assert self.process.pid is not None
             os.kill(self.process.pid, -HUNG)
-        self.process.join(timeout=10)
+        self.process.join(timeout=60)
         code = self.process.exitcode
         assert code is not None
         why = f"no answer in {timeout_s:g} s" if code == HUNG else f"its process ended with exit code {code}"

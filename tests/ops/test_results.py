@@ -25,7 +25,7 @@ def check(op: str, tensors: dict[str, Tensor], **arguments: Argument) -> None:
     made = made if isinstance(made, Tensor) else made[0]
     node = Node("out", op, node.arguments, (TensorType(tuple(made.shape), str(made.dtype).removeprefix("torch.")),))
     held = [Layout(tuple(t.shape), t.stride(), str(t.dtype).removeprefix("torch.")) for t in tensors.values()]
-    (found, *_), _ = result_layouts(node, held, node.types, 1)
+    (found, *_), _ = result_layouts(node, held, node.types, 1, [True] * len(held))
     expected = [stride for size, stride in zip(made.shape, made.stride(), strict=True) if size != 1]
     assert [stride for size, stride in zip(found.sizes, found.strides, strict=True) if size != 1] == expected
 

@@ -1,0 +1,62 @@
+"""What Fourier transforms hold (torch 2.13, aten/src/ATen/native/SpectralOps.cpp; ``fft_r2c_backward`` and ``fft_c2r_backward``
+in torch/csrc/autograd/FunctionsManual.cpp)."""
+
+from __future__ import annotations
+
+from planner.ops.call import Call
+
+_ONE_KERNEL = frozenset({"fft_fft", "fft_ifft", "fft_ihfft", "fft_rfft", "fft_rfft2", "fft_rfftn"})
+"""Of real numbers, by a kernel of their own, which keeps them (for their extents)."""
+_MADE_COMPLEX = frozenset({"fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn"})
+"""Real numbers are made complex first."""
+_ONE_SIDED = frozenset({"fft_ifft", "fft_ihfft", "fft_rfft", "fft_rfft2", "fft_rfftn"})
+"""Half of the result says the other: the gradient is filled up, and transformed whole."""
+_REAL_RESULT = frozenset({"fft_hfft", "fft_irfft", "fft_irfft2", "fft_irfftn"})
+FOURIER = _ONE_KERNEL | _MADE_COMPLEX | _REAL_RESULT
+
+
+def kept_copy(call: Call) -> int | None:
+    """Bytes of the copy that autograd keeps of the operand, filled up with zeros; 0 where it keeps the operand; None where
+    nothing."""
+    if _complex(call) or call.node.base not in _ONE_KERNEL:
+        return None
+    return _resized(call) if _resized(call) > call.operands[0].size_bytes else 0
+
+
+def forward_bytes(call: Call) -> int:
+    """Held beside the result: a complex, a conjugate or a filled up operand."""
+    own, resized = call.operands[0].size_bytes, _resized(call)
+    made = 2 * resized if call.node.base in _MADE_COMPLEX and not _complex(call) else 0
+    kept = kept_copy(call)
+    return made + (resized if resized > own and not kept else 0) + (own if call.node.base == "fft_hfft" else 0)
+
+
+def backward_bytes(call: Call) -> int:
+    """Held beside the operand's gradient: that of the filled up or cut operand; of real numbers a complex gradient, of which
+    the real part is taken, and where it is filled up the whole before it is transformed."""
+    own, resized = call.operands[0].size_bytes, _resized(call)
+    if _complex(call):
+        return resized if resized != own else 0
+    return max((4 if call.node.base in _ONE_SIDED else 2) * resized - own, 2 * resized if resized < own else 0)
+
+
+def _complex(call: Call) -> bool:
+    return call.operands[0].dtype.startswith("complex")
+
+
+def _resized(call: Call) -> int:
+    """Bytes of the operand with as many numbers as were asked for."""
+    layout, given = call.operands[0], call.arguments
+    dims, lengths = given.get("dim"), given.get("n", given.get("s"))
+    if lengths is None:
+        return layout.size_bytes
+    wanted = list(lengths) if isinstance(lengths, tuple) else [lengths]
+    at = list(dims) if isinstance(dims, tuple) else [dims] if dims is not None else list(range(-len(wanted), 0))
+    size = layout.size_bytes
+    for place, (dim, length) in enumerate(zip(at, wanted, strict=True)):
+        assert isinstance(dim, int)
+        if not isinstance(length, int) or length < 0:
+            continue
+        last = place == len(at) - 1 and call.node.base in _REAL_RESULT
+        size = size // layout.sizes[dim] * (length // 2 + 1 if last else length)
+    return size
