@@ -101,7 +101,8 @@ class Backward:
                 made.append((value, Gradient(incoming.storage, held, straight, even, incoming.turned or size == TURNED, view)))
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.turned)
-                made.append((value, Gradient(self.heap.make(size, self._kind(value)), size, not turned, not turned, turned)))
+                storage = self.heap.make(max(size, primitive.storage), self._kind(value))
+                made.append((value, Gradient(storage, size, not turned and storage.size == size, not turned, turned)))
         return made
 
     def _kind(self, value: str) -> int:

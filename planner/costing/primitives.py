@@ -23,7 +23,7 @@ from planner.ir.types import DTYPE_BYTES
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import POINTWISE, RESHAPES, VIEW_FAMILY
-from planner.ops.fourier import FOURIER, forward_bytes
+from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
 from planner.ops.layout import Layout, broadcast_sizes, fused_attention, row_major
 from planner.ops.saved import HALF
 from planner.ops.temporaries import temporaries
@@ -90,9 +90,9 @@ def _kind(step: Step) -> str:
     return base
 
 
-def _single(tape: Tape, step: Step, *, passing: int = 0) -> None:
+def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own.
-    ``passing``: bytes that the operation holds while it runs."""
+    ``passing``: bytes that the operation holds while it runs; ``storage``: see :class:`Primitive`."""
     base = step.node.base if step.node is not None else ""
     reads, sums = list[tuple[str, int | None]](), []
     for at, operand in enumerate(step.operands):
@@ -116,6 +116,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0) -> None:
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
         follows=base in POINTWISE, turns=_turns(tape, step), cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS,
+        storage=storage,
     )
 
 
@@ -123,6 +124,8 @@ def _turns(tape: Tape, step: Step) -> list[str]:
     """Operands of which the gradient's dims lie in another order: products make theirs row by row, operations on elements as
     their result's."""
     base, layouts = step.node.base if step.node is not None else "", tape.local.layouts
+    if base in FOURIER and step.node is not None:
+        return [value for value in step.operands if turns_gradient(step.node, layouts[value])]
     if base in _ROW_MAJOR:
         return [value for value in step.operands if not layouts[value].in_order]
     if base not in POINTWISE:
@@ -335,7 +338,8 @@ def _fourier(tape: Tape, step: Step) -> None:
     layouts = tape.local.layouts
     operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
     needs = [needs_gradient(tape.local, value) for value in step.operands]
-    _single(tape, step, passing=forward_bytes(Call.of(step.node, operands, outputs, needs)))
+    call = Call.of(step.node, operands, outputs, needs)
+    _single(tape, step, passing=forward_bytes(call), storage=gradient_storage(call))
 
 
 def _loss(tape: Tape, step: Step) -> None:

@@ -3,7 +3,11 @@ in torch/csrc/autograd/FunctionsManual.cpp)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from planner.ir.graph import Node
 from planner.ops.call import Call
+from planner.ops.layout import Layout, row_major, with_innermost
 
 _ONE_KERNEL = frozenset({"fft_fft", "fft_ifft", "fft_ihfft", "fft_rfft", "fft_rfft2", "fft_rfftn"})
 """Of real numbers, by a kernel of their own, which keeps them (for their extents)."""
@@ -13,6 +17,17 @@ _ONE_SIDED = frozenset({"fft_ifft", "fft_ihfft", "fft_rfft", "fft_rfft2", "fft_r
 """Half of the result says the other: the gradient is filled up, and transformed whole."""
 _REAL_RESULT = frozenset({"fft_hfft", "fft_irfft", "fft_irfft2", "fft_irfftn"})
 FOURIER = _ONE_KERNEL | _MADE_COMPLEX | _REAL_RESULT
+
+
+def transformed(node: Node, operand: Layout, sizes: Sequence[int], dtype: str) -> Layout:
+    """Where a result lies: of a transform along one dim, with that innermost (torch/_meta_registrations.py, ``_exec_fft``)."""
+    dim = dict(node.arguments).get("dim")
+    return with_innermost(operand, dim, sizes, dtype) if isinstance(dim, int) else row_major(sizes, dtype)
+
+
+def turns_gradient(node: Node, operand: Layout) -> bool:
+    """Whether the operand's gradient has its dims in another order than the operand."""
+    return transformed(node, operand, operand.sizes, operand.dtype).in_order != operand.in_order
 
 
 def kept_copy(call: Call) -> int | None:
@@ -31,13 +46,20 @@ def forward_bytes(call: Call) -> int:
     return made + (resized if resized > own and not kept else 0) + (own if call.node.base == "fft_hfft" else 0)
 
 
+def gradient_storage(call: Call) -> int:
+    """Bytes of the storage in which the operand's gradient lies: of real numbers, as large as complex ones'."""
+    own, resized = call.operands[0].size_bytes, _resized(call)
+    return own if _complex(call) or resized < own else 2 * resized
+
+
 def backward_bytes(call: Call) -> int:
-    """Held beside the operand's gradient: that of the filled up or cut operand; of real numbers a complex gradient, of which
-    the real part is taken, and where it is filled up the whole before it is transformed."""
+    """Held beside that: the gradient of the filled up or cut operand; where one side says the other, the whole before it is
+    transformed."""
     own, resized = call.operands[0].size_bytes, _resized(call)
     if _complex(call):
         return resized if resized != own else 0
-    return max((4 if call.node.base in _ONE_SIDED else 2) * resized - own, 2 * resized if resized < own else 0)
+    whole = 4 if call.node.base in _ONE_SIDED else 2
+    return max(whole * resized - gradient_storage(call), 2 * resized if resized < own else 0)
 
 
 def _complex(call: Call) -> bool:

@@ -132,6 +132,13 @@ def with_channels_last(sizes: Sequence[int], dtype: str) -> Layout:
     return Layout(tuple(sizes), _ordered(sizes, (1, *range(len(sizes) - 1, 1, -1), 0)), dtype)
 
 
+def with_innermost(layout: Layout, dim: int, sizes: Sequence[int], dtype: str) -> Layout:
+    """A tensor in which one dim lies innermost, the others in their order in ``layout``."""
+    rank = len(layout.sizes)
+    others = sorted((other for other in range(rank) if other != dim % rank), key=lambda other: (layout.strides[other], -other))
+    return Layout(tuple(sizes), _ordered(sizes, (dim % rank, *others)), dtype)
+
+
 def _compare(operands: Sequence[tuple[int, ...]], sizes: Sequence[int], first: int, second: int) -> int:
     """Positive where ``second`` should lie inside ``first``."""
     for strides in operands:

@@ -8,6 +8,7 @@ from planner.ir.graph import Node
 from planner.ir.types import TensorType
 from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, POINTWISE, RESHAPES, TRANSPOSED_CONVOLUTIONS, VIEWS
+from planner.ops.fourier import FOURIER, transformed
 from planner.ops.layout import (
     Layout,
     broadcast_strides,
@@ -52,6 +53,8 @@ def result_layouts(
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base == "scaled_dot_product_attention" and fused_attention(node, operands, any(needs[3:4])):
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
+    if node.base in FOURIER:
+        return tuple(transformed(node, operands[0], type_.sizes(batch), type_.dtype) for type_ in outputs), False
     product = batched_product(node, operands) if node.base == "einsum" else None
     if product is not None:
         return (product.result,), False

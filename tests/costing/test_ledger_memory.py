@@ -89,7 +89,7 @@ CASES = [
     # Learned matrices from the left, learned masks, complex numbers; gradients that are parts of others' storages.
     ("mixing", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("mixing", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full", microbatch=2)),
+    ("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective", microbatch=2)),
     ("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
     ("stamped", "fp32", Row(data=2, zero=1, accumulation=2, recompute="selective")),
     ("stamped", "fp32", Row(pipeline=2, accumulation=4)),

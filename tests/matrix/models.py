@@ -461,7 +461,7 @@ def mirrored(layers: int = 4, width: int = 16, vocab: int = 64) -> Mirrored:
 
 
 class Mixing(nn.Module):
-    """A learned matrix mixes positions from the left, attention has a learned bias, and a transform mixes features."""
+    """A learned matrix mixes positions from the left, attention has a learned bias, and a transform mixes positions."""
 
     def __init__(self, width: int, seq: int, heads: int = 2) -> None:
         super().__init__()
@@ -474,7 +474,7 @@ class Mixing(nn.Module):
         x = x + self.mix @ torch.tanh(self.up(x))
         query = self.query(x).view(x.shape[0], length, heads, -1).transpose(1, 2)
         x = x + F.scaled_dot_product_attention(query, query, query, attn_mask=self.bias).transpose(1, 2).flatten(2)
-        return x + self.down(torch.fft.fft(x, dim=-1).real)
+        return x + self.down(torch.fft.fft(x, dim=1).real)
 
 
 def mixing(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
