@@ -37,9 +37,7 @@ def turned_product(tape: Tape, step: Step) -> None:
 def passing_copies(tape: Tape, step: Step) -> int:
     """Bytes of the factors that a batched product copies to fold them, where it keeps one of the copies for no gradient."""
     layouts = [tape.local.layouts[value] for value in step.operands[:2]]
-    if min(len(layout.sizes) for layout in layouts) < 2 or all(len(layout.sizes) < 3 for layout in layouts):
-        return 0
-    if len(layouts[1].sizes) <= 2:
+    if len(layouts[0].sizes) < 2 or len(layouts[1].sizes) < 3:
         return 0
     lead = broadcast_sizes(layouts[0].sizes[:-2], layouts[1].sizes[:-2])
     total = 0

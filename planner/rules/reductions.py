@@ -1,4 +1,4 @@
-"""Reductions, scans and selections along dims, and constants."""
+"""Reductions, scans, transforms and selections along dims, and constants."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def scan(site: Site) -> Equation:
     letters = without(aligned(type_, type_.rank), [along])
     sets = linear((0,)) if site.node.base == "cumsum" else ()
     return Equation(spell(site, [letters], [letters] * len(site.outputs)), sets)
+
+
+def transform(site: Site) -> Equation:
+    """Fourier transforms: every dim but those that they run along; a transform of a sum is the sum of transforms."""
+    type_, several = site.types[0], site.node.base.endswith(("2", "n"))
+    along = site.dims("dim", type_.rank) or (range(type_.rank) if several else (type_.rank - 1,))
+    letters = without(aligned(type_, type_.rank), list(along))
+    return Equation(spell(site, [letters], [letters]), linear((0,)))
 
 
 def constant(site: Site) -> Equation:

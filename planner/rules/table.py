@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from planner.ops.fourier import FOURIER
 from planner.rules import contractions, lookups, network, reductions, views
 from planner.rules.equation import Equation, Site
 from planner.rules.pointwise import POINTWISE, pointwise
@@ -39,6 +40,7 @@ _FAMILIES: tuple[tuple[Rule, frozenset[str]], ...] = (
     (views.pad, frozenset({"constant_pad_nd", "pad"})),
     (reductions.reduction, reductions.REDUCTIONS),
     (reductions.scan, frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "topk", "sort", "argsort"})),
+    (reductions.transform, FOURIER),
     (reductions.constant, frozenset({
         "full", "zeros", "ones", "empty", "new_full", "new_zeros", "new_ones", "new_empty",
     })),

@@ -21,6 +21,10 @@ def single(*shape: int) -> torch.Tensor:
     return real(*shape).detach().float().requires_grad_()
 
 
+def complex_numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.complex128, requires_grad=True)
+
+
 UNARY = [
     "abs", "asinh", "atan", "ceil", "celu", "cos", "cosh", "deg2rad", "elu", "erf", "erfc", "exp", "exp2", "expm1",
     "fix", "floor", "frac", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "i0", "isfinite", "isinf",
@@ -253,6 +257,14 @@ REDUCTION_CASES: dict[str, Case] = {
     "logcumsumexp": lambda: call("logcumsumexp", real(4, 6, 8), 1),
     "cummax": lambda: call("cummax", real(4, 6, 8), 1),
     "cummin": lambda: call("cummin", real(4, 6, 8), 1),
+    **{name: (lambda name=name: call(name, real(4, 6, 8), None, 1)) for name in (
+        "fft_fft", "fft_ifft", "fft_rfft", "fft_ihfft", "fft_hfft", "fft_irfft",
+    )},
+    **{name: (lambda name=name: call(name, real(4, 6, 8), None, [0, 2])) for name in (
+        "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn",
+    )},
+    "fft_rfft of more": lambda: call("fft_rfft", real(4, 6, 8), 9, -1),
+    "fft_irfft of complex numbers": lambda: call("fft_irfft", complex_numbers(4, 6, 8), 8, 0),
     "topk": lambda: call("topk", real(4, 6, 8), 3),
     "sort": lambda: call("sort", real(4, 6, 8), 1),
     "argsort": lambda: call("argsort", real(4, 6, 8), 1),
