@@ -16,13 +16,14 @@ from planner.ops.layout import Layout
 from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
-    "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3, "cos": 2,
-    "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2, "erf": 4,
-    "erfinv": 4, "erfc": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1, "log10": 1, "log1p": 1, "log2": 1,
-    "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3, "prod": 5, "reciprocal": 2, "rsqrt": 2, "sin": 1,
-    "sinc": 7, "sinh": 1, "sort": 1, "sqrt": 1, "square": 2, "tan": 2, "topk": 1,
+    "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "angle": 5, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3,
+    "cdist": 5, "cos": 2, "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1,
+    "einsum": 2, "erf": 4, "erfc": 4, "erfinv": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1,
+    "linalg_matrix_exp": 8, "log10": 1, "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3,
+    "prod": 5, "reciprocal": 2, "renorm": 8, "rsqrt": 2, "sgn": 5, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1,
+    "special_log_ndtr": 6, "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
 }
-"""By operation, tensors as large as the first operand or the result."""
+"""By operation, tensors as large as the first operand or the result; at most so many where it is no whole number of them."""
 _KERNELS = frozenset({"huber_loss", "smooth_l1_loss"})
 """One kernel, though what they keep has no formula."""
 _UNKNOWN = 2

@@ -50,6 +50,23 @@ EXACT = [
     along("diag_embed", (*S, S[-1])), along("nansum", ROWS, dim=(-1,), keepdim=False),
 ]
 
+ABOVE: list[tuple[str, dict[str, Argument], str]] = [
+    ("angle", {}, "complex64"), ("angle", {}, "float32"), ("sgn", {}, "complex64"), ("special_log_ndtr", {}, "float32"),
+    ("linalg_matrix_exp", {}, "float32"), ("renorm", {"p": 2, "dim": 0, "maxnorm": 1.0}, "float32"),
+]
+
+
+@pytest.mark.parametrize(("base", "extra", "dtype"), ABOVE, ids=str)
+def test_no_operation_is_below(base: str, extra: dict[str, Argument], dtype: str) -> None:
+    """Of those that hold no whole number of tensors."""
+    square = (16, 16)
+    made = TensorType(square, "float32" if base == "angle" else dtype)  # type: ignore[arg-type]
+    node = Node("out", base, (("self", Ref("a")), *extra.items()), (made,), differentiable=True)
+    inputs = (BodyValue("a", TensorType(square, dtype), True),)  # type: ignore[arg-type]
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body).backward >= peaks_by_torch(body, 1).backward
+
+
 FLAT, LABELS, MOVED = (24, 16), (24,), 0.1
 LOSSES = [
     *(("binary_cross_entropy_with_logits", (("self", Ref("a")), ("target", Ref("t")), ("weight", None),
