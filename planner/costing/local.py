@@ -110,17 +110,13 @@ class _Builder:
         types = tuple(self._computed(node, operands, local_type(t, p, self.degree))
                       for t, p in zip(node.types, made, strict=True))
         held = tuple(self.layouts[key] for key in operands)
-        layouts, view = result_layouts(node, held, types, self.batch, self._needs(node))
+        layouts, view = result_layouts(node, held, types, self.batch, self.body.needs(node))
         for name, type_, layout, placement in zip(names, types, layouts, made, strict=True):
             self.types[name], self.layouts[name], self.placed[name] = type_, layout, placement
             self.root[name] = self.root[operands[0]] if view else name
         if len(names) != 1:
             self.parts[node.name] = tuple(zip(names, made, strict=True))
         self.steps.append(self._step(node, strategy, operands, names, held, layouts))
-
-    def _needs(self, node: Node) -> tuple[bool, ...]:
-        """Of which operands autograd makes a gradient."""
-        return tuple(node.differentiable and name in self.body.differentiable for name in node.operands)
 
     def _computed(self, node: Node, operands: tuple[str, ...], type_: TensorType) -> TensorType:
         """The type that the program has: a loss of half precision is float32 (runtime/vocabulary.py), and so is a single
@@ -134,7 +130,7 @@ class _Builder:
         self, node: Node, strategy: OpStrategy | None, operands: tuple[str, ...], names: tuple[str, ...],
         held: tuple[Layout, ...], layouts: tuple[Layout, ...],
     ) -> Step:
-        kept = saved(node, held, layouts, self._needs(node), strategy if self.degree > 1 else None)
+        kept = saved(node, held, layouts, self.body.needs(node), strategy if self.degree > 1 else None)
         values = (*(operands[i] for i in kept.operands), *(names[i] for i in kept.outputs))
         return Step(
             node, operands, names, strategy, None, None, node.differentiable,

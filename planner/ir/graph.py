@@ -184,6 +184,10 @@ class Body:
         named = {v.name for v in (*self.inputs, *self.parameters) if v.differentiable}
         return frozenset(named | {node.name for node in self.nodes if node.differentiable})
 
+    def needs(self, node: Node) -> tuple[bool, ...]:
+        """For which of a node's operands autograd makes a gradient; aligns with ``Node.operands``."""
+        return tuple(node.differentiable and name in self.differentiable for name in node.operands)
+
     @cached_property
     def begun(self) -> frozenset[str]:
         """Outputs that carry a gradient, though they are made of no input that does."""

@@ -33,7 +33,7 @@ def turns_gradient(node: Node, operand: Layout) -> bool:
 def kept_copy(call: Call) -> int | None:
     """Bytes of the copy that autograd keeps of the operand, filled up with zeros; 0 where it keeps the operand; None where
     nothing."""
-    if _complex(call) or call.node.base not in _ONE_KERNEL:
+    if call.operands[0].is_complex or call.node.base not in _ONE_KERNEL:
         return None
     return _resized(call) if _resized(call) > call.operands[0].size_bytes else 0
 
@@ -41,7 +41,7 @@ def kept_copy(call: Call) -> int | None:
 def forward_bytes(call: Call) -> int:
     """Held beside the result: a complex, a conjugate or a filled up operand."""
     own, resized = call.operands[0].size_bytes, _resized(call)
-    made = 2 * resized if call.node.base in _MADE_COMPLEX and not _complex(call) else 0
+    made = 2 * resized if call.node.base in _MADE_COMPLEX and not call.operands[0].is_complex else 0
     kept = kept_copy(call)
     return made + (resized if resized > own and not kept else 0) + (own if call.node.base == "fft_hfft" else 0)
 
@@ -49,21 +49,17 @@ def forward_bytes(call: Call) -> int:
 def gradient_storage(call: Call) -> int:
     """Bytes of the storage in which the operand's gradient lies: of real numbers, as large as complex ones'."""
     own, resized = call.operands[0].size_bytes, _resized(call)
-    return own if _complex(call) or resized < own else 2 * resized
+    return own if call.operands[0].is_complex or resized < own else 2 * resized
 
 
 def backward_bytes(call: Call) -> int:
     """Held beside that: the gradient of the filled up or cut operand; where one side says the other, the whole before it is
     transformed."""
     own, resized = call.operands[0].size_bytes, _resized(call)
-    if _complex(call):
+    if call.operands[0].is_complex:
         return resized if resized != own else 0
     whole = 4 if call.node.base in _ONE_SIDED else 2
     return max(whole * resized - gradient_storage(call), 2 * resized if resized < own else 0)
-
-
-def _complex(call: Call) -> bool:
-    return call.operands[0].dtype.startswith("complex")
 
 
 def _resized(call: Call) -> int:

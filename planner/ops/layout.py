@@ -33,6 +33,10 @@ class Layout:
         return self.elements * DTYPE_BYTES[self.dtype]
 
     @property
+    def is_complex(self) -> bool:
+        return self.dtype.startswith("complex")
+
+    @property
     def in_order(self) -> bool:
         """Whether the dims lie in their order, however far apart."""
         strides = [stride for size, stride in zip(self.sizes, self.strides, strict=True) if size > 1 and stride]

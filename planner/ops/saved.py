@@ -429,6 +429,6 @@ _RULES: dict[str, _Rule] = {
     "fmax": _pair, "fmin": _pair, "fmod": _modulo, "index_add": _scattered, "index_copy": _scattered, "index_fill": _scattered,
     "instance_norm": _instance_norm, "lerp": _interpolation, "linalg_cross": _pair, "logaddexp": _pair, "prelu": _pair,
     "remainder": _modulo, "scatter": _scattered, "scatter_add": _scattered, "soft_margin_loss": _pair, "xlogy": _pair,
-    "complex": _pair,    **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
+    "complex": _pair, **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
     **dict.fromkeys(RECURRENT, _recurrent), **dict.fromkeys(FOURIER, _transformed),
 }

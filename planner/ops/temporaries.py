@@ -151,7 +151,7 @@ def _scaled(call: Call) -> int:
 
 def _conjugated(call: Call) -> int:
     """``mul`` of complex numbers: the conjugate of the other factor."""
-    if len(call.operands) < 2 or not call.operands[0].dtype.startswith("complex"):
+    if len(call.operands) < 2 or not call.operands[0].is_complex:
         return 0
     return max((call.operands[1 - at].size_bytes for at in (0, 1) if call.need(at)), default=0)
 

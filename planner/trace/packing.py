@@ -43,8 +43,7 @@ def _layouts(body: Body) -> dict[str, Layout]:
             layouts[node.name] = _part(node, layouts, parts)
         else:
             operands = [layouts[name] for name in node.operands]
-            needs = [node.differentiable and name in body.differentiable for name in node.operands]
-            parts[node.name], _ = result_layouts(node, operands, node.types, SAMPLES, needs)
+            parts[node.name], _ = result_layouts(node, operands, node.types, SAMPLES, body.needs(node))
             layouts[node.name] = parts[node.name][0]
     return layouts
 
