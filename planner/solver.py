@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -63,6 +64,11 @@ def solve(problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: fl
 class _AtOnce(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS, given its model as a whole: PuLP's own way, a column and a row at a time, takes as long as a small solve."""
 
+    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
+        lp.solverModel = new_highs(mip_rel_gap=self.gapRel, mip_abs_gap=self.gapAbs)
+        if self.timeLimit is not None:
+            lp.solverModel.setOptionValue("time_limit", float(self.timeLimit))
+
     def buildSolverModel(self, lp: pulp.LpProblem) -> None:
         highspy = highs_module()
         infinite = highspy.kHighsInf
@@ -97,11 +103,9 @@ def _ends(pairs: Iterable[tuple[float | None, float | None]], infinite: float) -
 
 
 def _solver(time_limit_s: float | None, gap: float) -> Any:
-    kind = pulp.HiGHS if highs_module() is None else _AtOnce
-    highs = kind(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
-    if highs.available():
-        return highs
-    return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
+    if highs_module() is None:
+        return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
+    return _AtOnce(timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0)
 
 
 def _bound(problem: pulp.LpProblem, objective: float, nothing: float, *, optimal: bool) -> float:
@@ -111,6 +115,25 @@ def _bound(problem: pulp.LpProblem, objective: float, nothing: float, *, optimal
         return objective if optimal else nothing
     sign = -1.0 if problem.sense == pulp.LpMaximize else 1.0
     return sign * float(information().mip_dual_bound) + float(problem.objective.constant)
+
+
+def new_highs(**options: object) -> Any:
+    """HiGHS without a model, on one thread, that prints nothing."""
+    highs = _silent_highs()()
+    for name, value in ({"threads": 1} | options).items():
+        highs.setOptionValue(name, value)
+    return highs
+
+
+@cache
+def _silent_highs() -> Any:
+    class Silent(highs_module().Highs):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:
+            """The constructor's last step: HiGHS 1.16 greets on standard output here, before any option could be set."""
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    return Silent
 
 
 def highs_module() -> Any:

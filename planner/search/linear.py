@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver import highs_module
+from planner.solver import highs_module, new_highs
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -143,12 +143,8 @@ class Program:
     def _update(self, highspy: Any, whole: bool) -> None:
         """Bring HiGHS' model up to date."""
         if self._highs is None:
-            self._highs = highspy.Highs()
-            self._highs.setOptionValue("output_flag", False)
-            self._highs.setOptionValue("threads", 1)
-            if self.precise:
-                self._highs.setOptionValue("primal_feasibility_tolerance", PRECISE)
-                self._highs.setOptionValue("mip_feasibility_tolerance", PRECISE)
+            tolerances = ("primal_feasibility_tolerance", "mip_feasibility_tolerance") if self.precise else ()
+            self._highs = new_highs(**dict.fromkeys(tolerances, PRECISE))
             model = highspy.HighsLp()
             count = len(self.cost)
             model.num_col_, model.num_row_ = count, 0

@@ -26,7 +26,7 @@ from cost_models.schedules import turn_length
 from planner.search.linear import Floats, Indices, Row
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Shape
-from planner.solver import highs_module
+from planner.solver import highs_module, new_highs
 
 MOST_ACTIONS, MOST_TOLD = 50_000, 10_000
 """Schedules with more actions are not mixed, nor with more of them told apart: it would take too long."""
@@ -211,12 +211,7 @@ def _solved(
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = np.concatenate(([0], np.cumsum(np.bincount(at, minlength=model.num_row_)))).astype(np.int32)
     model.a_matrix_.index_, model.a_matrix_.value_ = columns[order].astype(np.int32), values[order]
-    highs = highspy.Highs()
-    for name, value in (
-        ("output_flag", False), ("threads", 1), ("solver", "ipm"), ("run_crossover", "off"),
-        ("time_limit", max(time_limit_s, 0.05)),
-    ):
-        highs.setOptionValue(name, value)
+    highs = new_highs(solver="ipm", run_crossover="off", time_limit=max(time_limit_s, 0.05))
     highs.passModel(model)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pulp
 import pytest
 import yaml
 
@@ -87,7 +86,6 @@ def test_where_highspy_is_missing_cbc_plans(
     planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     arguments = ("--cluster", "local-cpu:1x4", "--batch", 16, "--pin", "pipeline=2", "--pin", "schedule=1f1b")
     found = run("plan", *SMALL, *arguments, "-o", tmp_path / "plan.yaml", "--json").json
     assert found["predicted"]["step_s"] == pytest.approx(planned[1].json["predicted"]["step_s"], rel=2e-3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 
 import pulp
 import pytest
@@ -27,7 +29,7 @@ def knapsack(items: int, *, maximise: bool = False) -> pulp.LpProblem:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """HiGHS, and CBC as where highspy is missing."""
     if request.param == "cbc":
-        monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+        monkeypatch.setitem(sys.modules, "highspy", None)
     return str(request.param)
 
 
@@ -60,3 +62,18 @@ def test_a_linear_problem_has_its_optimum_as_bound(engine: str) -> None:
     problem += x >= 3
     solution = solve(problem)
     assert solution.status == "optimal" and solution.objective == solution.bound == pytest.approx(7.0)
+
+
+def test_nothing_is_printed() -> None:
+    """Standard output belongs to the command's one JSON object. Asked in a process of its own: HiGHS writes past Python's."""
+    program = """
+import pulp
+from planner.solver import new_highs, solve
+
+problem = pulp.LpProblem("linear", pulp.LpMinimize)
+problem += 2 * pulp.LpVariable("x", 3.0)
+assert solve(problem).bound == 6.0
+new_highs().run()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
