@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.ir.graph import Node
 from planner.ir.types import Argument, Ref
+from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph
 
+RESHAPINGS = RESHAPES | {"squeeze", "unsqueeze", "view", "view_as"}
+"""A result that has the operand's elements, all of them and in their order."""
 LEAST_NODES = 3  # a family of smaller modules (the linears of one layer) is no chain of blocks
 LEAST_COVERAGE = 0.5  # of the nodes: below, the period of the operations is tried as well
 
@@ -45,7 +48,7 @@ def find_blocks(graph: FlatGraph) -> tuple[Segment, ...]:
         periodic = _periodic(graph, nodes, tokens)
         if _coverage(periodic) > _coverage(spans):
             spans = periodic
-    return _partition(nodes, spans)
+    return _sunk(_partition(nodes, spans))
 
 
 def _coverage(spans: Sequence[_Span]) -> int:
@@ -170,6 +173,27 @@ def _crossing_bytes(graph: FlatGraph, nodes: Sequence[Node]) -> list[int]:
         alive += delta
         totals.append(alive)
     return totals
+
+
+def _sunk(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Reshapes of what a later segment reads anyway are made there, where they are read: one value crosses instead of two that
+    have the same elements."""
+    order = [list(segment.nodes) for segment in segments]
+    readers: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for at, nodes in enumerate(order):
+        for node in nodes:
+            for name in node.operands:
+                readers[name].add((at, node.name))
+    for at, nodes in enumerate(order):
+        for node in [node for node in nodes if node.base in RESHAPINGS]:
+            first = min((where for where, _ in readers[node.name]), default=at)
+            source = node.operands[0]
+            if first > at and any(where >= first and name != node.name for where, name in readers[source]):
+                nodes.remove(node)
+                target = order[first]
+                target.insert(next(i for i, other in enumerate(target) if node.name in other.operands), node)
+                readers[source] = (readers[source] - {(at, node.name)}) | {(first, node.name)}
+    return tuple(replace(segment, nodes=tuple(nodes)) for segment, nodes in zip(segments, order, strict=True))
 
 
 def _partition(nodes: Sequence[Node], spans: Sequence[_Span]) -> tuple[Segment, ...]:

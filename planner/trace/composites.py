@@ -1,8 +1,9 @@
 """Operations that torch composes of others, taken apart where nothing is known of the whole: what they are made of is sharded,
-priced and counted by its own rules, and the program runs the same kernels."""
+priced and counted by its own rules, and the program runs the same kernels, each with a result of its own."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ WHOLE = VIEW_FAMILY | TURNS | ELEMENTWISE_LOSSES | LABELLED_LOSSES | {
     "broadcast_tensors", "dropout_", "feature_dropout", "alpha_dropout", "instance_norm", "ravel", "rrelu",
 }
 """Stay as they are: later passes have their own forms, or refuse them by name."""
+
+UNSAFE = {"unsafe_chunk": "chunk", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes"}
+"""Views that autograd takes for values of their own, because nothing reads the whole any more."""
 
 KERNEL = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -46,11 +50,45 @@ def parts(node: fx.Node) -> fx.GraphModule | None:
     with fake[0].fake_mode:
         region = make_fx(composed)(*fake)
     region.graph.eliminate_dead_code()
+    if not all(_out_of_place(inner) for inner in region.graph.nodes):
+        return None
     for inner in region.graph.nodes:
         if inner.op == "get_attr" or (inner.op == "call_function" and not _plain(inner)):
             return None
         inner.meta.update({key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta})
     return region
+
+
+def _out_of_place(node: fx.Node) -> bool:
+    """Give an operation that overwrites a value of the region's own, which nothing else reads, a result of its own (a recurrent
+    cell's gates); whether it has one now, or had."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    name = target._schema.name.removeprefix("aten::")
+    if name in UNSAFE:
+        node.target = getattr(getattr(torch.ops.aten, UNSAFE[name]), target._overloadname)
+    elif target._schema.is_mutable:
+        written, plain = node.args[0], getattr(torch.ops.aten, name.removesuffix("_"), None)
+        if not isinstance(written, fx.Node) or set(written.users) != {node} or not _own(written) or plain is None:
+            return False
+        if target._overloadname not in plain.overloads():
+            return False
+        node.target = getattr(plain, target._overloadname)
+    return True
+
+
+def _own(node: fx.Node) -> bool:
+    """Whether nothing else lies where a value lies."""
+    whole = node.args[0] if node.target is operator.getitem else None
+    if isinstance(whole, fx.Node):  # one of the parts that a value falls into, which is not read as a whole
+        source = whole.args[0]
+        return _base(whole) in UNSAFE.values() and isinstance(source, fx.Node) and set(source.users) == {whole} and _own(source)
+    return node.op == "call_function" and _base(node) not in VIEW_FAMILY | TURNS
+
+
+def _base(node: fx.Node) -> str:
+    return node.target._schema.name.removeprefix("aten::") if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def _floating(value: Any) -> bool:

@@ -40,6 +40,13 @@ FORWARDS = {
     "x = x.clip(min=0)": {"clamp"},
     "x = torch.take_along_dim(x, x.argsort(1), 1)": {"gather"},
     "x = F.pairwise_distance(x, -x)[..., None] * x": {"norm"},
+    # Recurrent cells overwrite their gates.
+    "x = torch.gru_cell(x.flatten(0, 1), -x.flatten(0, 1), self.w.repeat(3, 1), self.w.repeat(3, 1)).view_as(x)": {
+        "split", "sigmoid", "tanh",
+    },
+    "x = torch.lstm_cell(x.flatten(0, 1), (-x.flatten(0, 1), x.flatten(0, 1)), self.w.repeat(4, 1), self.w.repeat(4, 1))"
+    "[1].view_as(x)": {"split", "sigmoid", "tanh"},
+    "x = torch.rnn_tanh_cell(x.flatten(0, 1), -x.flatten(0, 1), self.w, self.w, self.b, self.b).view_as(x)": {"tanh"},
     # One order of dims, however it is said.
     "x = x @ self.w.T": {"transpose"},
     "x = torch.einsum('bsd,d->bds', x, self.b).swapaxes(1, 2)": {"mul", "transpose"},
@@ -47,9 +54,9 @@ FORWARDS = {
     "x = x.unflatten(2, (2, 8)).movedim((1, 2), (3, 1)).permute(0, 3, 1, 2).flatten(2)": {"permute"},
 }
 UNKNOWN = {
-    "avg_pool1d", "broadcast_to", "clip", "concatenate", "diff", "hstack", "inner", "max_pool1d", "max_pool2d_with_indices",
-    "moveaxis", "movedim", "numpy_T", "outer", "pairwise_distance", "swapaxes", "take_along_dim", "tensor_split", "tensordot",
-    "tile",
+    "avg_pool1d", "broadcast_to", "clip", "concatenate", "diff", "gru_cell", "hstack", "inner", "lstm_cell", "max_pool1d",
+    "max_pool2d_with_indices", "moveaxis", "movedim", "numpy_T", "outer", "pairwise_distance", "rnn_tanh_cell", "swapaxes",
+    "take_along_dim", "tensor_split", "tensordot", "tile",
 }
 Write = Callable[[str], str]
 
