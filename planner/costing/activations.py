@@ -78,8 +78,9 @@ def _kept(local: LocalBody, recompute: Recompute) -> tuple[set[str], int]:
         if step.node is not None and step.node.name in region:
             kept |= {local.root[operand] for operand in step.operands if operand not in inside}
             continue
-        kept |= set(step.kept)
-        extra += step.extra_bytes
+        if step.node is None or step.node.name in local.body.asked:
+            kept |= set(step.kept)
+            extra += step.extra_bytes
     return kept, extra
 
 

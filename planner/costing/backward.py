@@ -175,8 +175,9 @@ class Backward:
             if keeping and at >= keeping[-1] + block.keeps_results(keeping[-1]):
                 break
             block.run(self.heap, environment, at, kept)
-        self.again |= kept
         block.release(self.heap, environment, list(environment.variables))
+        block.forget(self.heap, kept, block.forgotten.intersection(again))
+        self.again |= kept
 
     def weights(self, carried: Sequence[Storage]) -> list[Storage]:
         """The weight part, group by group. Gradients that are added to older ones live until the next are made

@@ -174,7 +174,7 @@ def model_flops(body: Body, batch: int, context: int = 1) -> float:
         if node.base == "getitem":
             continue
         operands = [body.types[name] for name in node.operands]
-        needs = body.needs(node)
+        needs = body.made(node)
         own = [name in parameters for name in node.operands]
         done = (work(node, operands, node.types, batch), *backward_work(node, operands, node.types, batch, needs, own))
         scale = context**2 if done[0].attention is not None else context

@@ -34,7 +34,7 @@ def measure_operation(body: Body, node: Node, strategy: OpStrategy, degree: int,
         local_type(body.types[name], placed, degree) for name, placed in zip(node.operands, strategy.operands, strict=True)
     )
     outputs = tuple(local_type(type_, placed, degree) for type_, placed in zip(node.types, strategy.outputs, strict=True))
-    needs = body.needs(node)
+    needs = body.made(node)
     to_input, to_weight = backward_work(node, operands, outputs, microbatch, needs, owned)
     return Operation(
         node.name, node.base, _dtype(outputs), any(owned), work(node, operands, outputs, microbatch), to_input, to_weight

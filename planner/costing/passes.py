@@ -11,7 +11,7 @@ node that a parameter joins (``torch/distributed/pipelining/_backward.py``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -123,9 +123,22 @@ class BlockPasses:
         return {at: tuple(values) for at, values in dying.items()}
 
     @cached_property
+    def forgotten(self) -> frozenset[int]:
+        """Primitives that autograd records, though no gradient will come back to them: what they keep goes with the last of
+        the variables."""
+        wanted, nodes = set(self.local.outputs), set[int]()
+        for at in range(len(self.primitives) - 1, -1, -1):
+            primitive = self.primitives[at]
+            if any(value in wanted for value, _ in primitive.makes):
+                wanted |= {value for value, made in primitive.reads if made is not None}
+            elif primitive.differentiable:
+                nodes.add(at)
+        return frozenset(nodes)
+
+    @cached_property
     def paths(self) -> Paths:
         """Where the gradients of parameters and of inputs come from."""
-        return Paths(self.local, self.primitives)
+        return Paths(self.local, self.primitives, self.forgotten)
 
     def lies_by_rows(self, value: str) -> bool:
         """Whether a value lies in memory row by row, as its gradient then does too. (Parts of operations do.)"""
@@ -141,7 +154,8 @@ class BlockPasses:
     def kept_inputs(self) -> frozenset[str]:
         """Inputs whose storages autograd, or recomputation, keeps."""
         root = self.local.root
-        kept = {root.get(v, v) for at, p in enumerate(self.primitives) if at not in self.region_of for v in p.keeps}
+        lasting = (p for at, p in enumerate(self.primitives) if at not in self.region_of and at not in self.forgotten)
+        kept = {root.get(v, v) for p in lasting for v in p.keeps}
         kept |= {root.get(v, v) for run in self._arranged[1] for v in self._held(run)}
         return frozenset(kept & self._inputs)
 
@@ -228,8 +242,8 @@ class BlockPasses:
         storages = self._arrive(run, arrivals)
         begin = heap.restart()
         run.all()
-        leaving = self._leaving(run, storages)
         waiting = {gradient.storage for gradients in run.waiting.values() for gradient in gradients}
+        leaving = self._leaving(run, storages, waiting)
         added, left = list[Storage](), 0
         if kind in ("tail", "weight"):
             nodes, _ = self.paths.reached(reached)
@@ -265,7 +279,7 @@ class BlockPasses:
             run.gradients[value] = run._sum(run.gradients[value], arrived) if value in run.gradients else arrived
         return storages
 
-    def _leaving(self, run: Backward, storages: Mapping[int, Storage]) -> tuple[Leaving, ...]:
+    def _leaving(self, run: Backward, storages: Mapping[int, Storage], waiting: Container[Storage]) -> tuple[Leaving, ...]:
         """The inputs' gradients."""
         numbers = {storage: number for number, storage in storages.items()}
         found = []
@@ -274,7 +288,8 @@ class BlockPasses:
             storage = gradient.storage
             arrived = numbers.get(storage, -1)
             there = storage.kind != OUTSIDE and storage.order <= run.heap.made_at_peak
-            found.append(Leaving(name, storage.size, arrived, -1 if arrived >= 0 else storage.order, gradient.straight, there))
+            made = -1 if arrived >= 0 else storage.order
+            found.append(Leaving(name, storage.size, arrived, made, gradient.straight, there, storage in waiting))
         return tuple(found)
 
     def _left(self, run: Backward, reached: frozenset[str]) -> int:
@@ -301,7 +316,8 @@ class BlockPasses:
         """Let the nodes that keep inputs hold them (the first pass did not count inputs)."""
         holders = dict.fromkeys(given, 0)
         holding = [
-            (at, p.keeps if p.differentiable and at not in self.region_of else ()) for at, p in enumerate(self.primitives)
+            (at, p.keeps if p.differentiable and at not in self.region_of and at not in self.forgotten else ())
+            for at, p in enumerate(self.primitives)
         ]
         holding += [(self._holder(run), tuple(self._held(run))) for run in self._arranged[1]]
         for at, values in holding:
@@ -340,6 +356,7 @@ class BlockPasses:
         for storage in outputs.values():
             storage.references += 1
         self.release(heap, environment, list(environment.variables))
+        self.forget(heap, kept, self.forgotten - self.region_of.keys())
         return outputs
 
     def _holder(self, run: range) -> int:
@@ -348,9 +365,9 @@ class BlockPasses:
         return next((at for at in run if self.keeps_anything(at)), run[0])
 
     def keeps_anything(self, at: int) -> bool:
-        """Whether autograd keeps a tensor for the primitive."""
+        """Whether autograd keeps a tensor for the primitive until the backward pass."""
         primitive = self.primitives[at]
-        return primitive.differentiable and bool(primitive.keeps or primitive.keeps_extra)
+        return primitive.differentiable and at not in self.forgotten and bool(primitive.keeps or primitive.keeps_extra)
 
     def _inner(self, run: range) -> list[str]:
         """Values that only a repeated run's own function knows."""
@@ -391,6 +408,13 @@ class BlockPasses:
         primitive = self.primitives[at]
         made = {self.local.root.get(value, value) for value, size in primitive.makes if size is not None}
         return bool(primitive.keeps_extra) or any(self.local.root.get(v, v) in made for v in primitive.keeps)
+
+    @staticmethod
+    def forget(heap: Heap, kept: Kept, nodes: Iterable[int]) -> None:
+        """Let go of what these keep, of whose results no variable is left."""
+        for at in nodes:
+            for storage in kept.pop(at, ()):
+                heap.drop(storage)
 
     def release(self, heap: Heap, environment: Environment, values: Iterable[str]) -> None:
         """Forget variables."""

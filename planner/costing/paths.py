@@ -15,10 +15,10 @@ from planner.costing.tape import HANDED, Primitive
 
 
 class Paths:
-    """Of one placed body and its primitives."""
+    """Of one placed body and its primitives, those ``forgotten`` to which no gradient comes back."""
 
-    def __init__(self, local: LocalBody, primitives: Sequence[Primitive]) -> None:
-        self._local, self._primitives = local, primitives
+    def __init__(self, local: LocalBody, primitives: Sequence[Primitive], forgotten: Collection[int]) -> None:
+        self._local, self._primitives, self._forgotten = local, primitives, forgotten
         self._inputs = frozenset(value.name for value in local.body.inputs)
 
     @cached_property
@@ -32,7 +32,7 @@ class Paths:
             names = frozenset(name for value in reads for name in derived.get(value, ()))
             if reads and all(value in derived for value in reads):
                 derived |= {value: names for value, _ in primitive.makes}
-            elif names:
+            elif names and at not in self._forgotten:
                 meetings[at] = names
         return derived, meetings
 

@@ -23,7 +23,7 @@ class Arrival:
 class Leaving:
     """The gradient of an input as a block leaves it. ``arrived``: number of the storage that it came in, -1 where the block
     made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``straight``: it lies in memory as the input
-    does; ``there``: at the block's peak."""
+    does; ``there``: at the block's peak; ``waits``: the weight part will read it too."""
 
     value: str
     size: int
@@ -31,6 +31,7 @@ class Leaving:
     made: int
     straight: bool
     there: bool
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ class Flows:
             held = made.setdefault(item.made, Held(item.size, "activations")) if new else arrived[item.arrived]
             assert held is not None
             held.references += 1
+            if item.waits:
+                held.waits.add(at)
             flows.append(Flow(name, held, self.sizes[name], item.straight, new, item.there))
         return flows
 

@@ -185,8 +185,22 @@ class Body:
         return frozenset(named | {node.name for node in self.nodes if node.differentiable})
 
     def needs(self, node: Node) -> tuple[bool, ...]:
-        """For which of a node's operands autograd makes a gradient; aligns with ``Node.operands``."""
+        """For which of a node's operands autograd can make a gradient; aligns with ``Node.operands``."""
         return tuple(node.differentiable and name in self.differentiable for name in node.operands)
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Values that a gradient comes back to: those that lead to an output that carries one. What autograd records beside
+        them (before an argmin, or a detach) is forgotten with the last of its results."""
+        wanted = set(self.differentiable.intersection(self.outputs))
+        for node in reversed(self.nodes):
+            if node.differentiable and node.name in wanted:
+                wanted |= self.differentiable.intersection(node.operands)
+        return frozenset(wanted)
+
+    def made(self, node: Node) -> tuple[bool, ...]:
+        """For which of a node's operands the backward pass makes a gradient; aligns with ``Node.operands``."""
+        return tuple(needed and node.name in self.asked for needed in self.needs(node))
 
     @cached_property
     def begun(self) -> frozenset[str]:

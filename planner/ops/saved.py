@@ -50,21 +50,21 @@ _KEEP_OUTPUT = frozenset({
     "_softmax", "sqrt", "tan", "tanh",
 })
 _KEEP_INPUT = frozenset({
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_pool2d", "celu", "clamp", "clamp_max", "clamp_min", "cos",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_pool2d", "celu", "cos",
     "cosh", "digamma", "elu", "erf", "erfc", "erfinv", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
     "i0", "leaky_relu", "lgamma", "log", "log10", "log1p", "log2", "logit", "mish", "nan_to_num", "nansum", "relu6", "selu",
-    "silu", "sin", "sinc", "sinh", "softplus", "softshrink", "square", "std", "threshold", "var",
+    "silu", "sin", "sinc", "sinh", "softplus", "softshrink", "square", "threshold", "var",
 })
-_KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod"})
+_KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod", "std"})
 _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
-    "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "mean", "neg", "pad", "repeat",
+    "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "mean", "neg", "repeat",
     "repeat_interleave", "roll", "rsub", "select_scatter", "slice_scatter", "stack", "sub", "sum", "to", "_to_copy", "tril",
-    "triu", "trunc", "type_as", "adaptive_avg_pool2d", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
-    "full_like", "empty_like", "adaptive_avg_pool1d", "channel_shuffle", "col2im", "diag_embed", "diagonal_scatter", "im2col",
+    "triu", "trunc", "type_as", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
+    "full_like", "empty_like", "channel_shuffle", "col2im", "diag_embed", "diagonal_scatter", "im2col",
     "pixel_shuffle", "pixel_unshuffle", "rot90", "trace", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
     "upsample_nearest1d", "upsample_nearest2d",
 })
-_KEEP_INDICES = frozenset({"cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "sort", "topk"})
+_KEEP_INDICES = frozenset({"kthvalue", "max", "median", "min", "mode", "sort", "topk"})
 
 
 def saved(
@@ -368,12 +368,49 @@ def _scattered(call: Call) -> Saved:
     return Saved((1,))
 
 
+def _rows_added(call: Call) -> Saved:
+    """Where to; the rows themselves too, though their gradient asks for their shape only."""
+    return Saved((1, 2) if call.need(2) else (1,))
+
+
 def _index(call: Call) -> Saved:
     return Saved(tuple(range(1, len(call.operands))))
 
 
 def _gather(call: Call) -> Saved:
     return Saved((0, 1))
+
+
+def _running(call: Call) -> Saved:
+    """``cummax``: the operand and where each largest value so far is."""
+    return Saved((0,), (1,))
+
+
+def _padded(call: Call) -> Saved:
+    """The operand, whose numbers are mirrored or repeated; nothing beside zeros or what comes round."""
+    return Saved((0,) if call.arguments.get("mode") in ("reflect", "replicate") else ())
+
+
+def _adaptive_pool(call: Call) -> Saved:
+    """The operand; nothing where all of it is averaged."""
+    dims = int(call.node.base[-2])
+    return Saved(() if set(call.outputs[0].sizes[-dims:]) == {1} else (0,))
+
+
+def _scaled_quotient(call: Call) -> Saved:
+    """addcdiv: the divisor, and the dividend for its gradient."""
+    return Saved((1, 2) if call.need(2) else (2,) if call.need(1) else ())
+
+
+def _quantile(call: Call) -> Saved:
+    """At most the operand and the result, where each number was before it was sorted, and which two are between."""
+    return Saved((0,), (0,), 8 * call.operands[0].elements + 16 * call.outputs[0].elements)
+
+
+def _determinant(call: Call) -> Saved:
+    """The matrices, the result, their triangular factors, and which rows changed places."""
+    matrices = call.operands[0]
+    return Saved((0,), (0,), matrices.size_bytes + 4 * matrices.elements // matrices.sizes[-1] + call.outputs[0].size_bytes)
 
 
 def _max_pool(call: Call) -> Saved:
@@ -418,17 +455,21 @@ def _transformed(call: Call) -> Saved:
 
 
 _RULES: dict[str, _Rule] = {
-    "addcmul": _scaled_sum, "addmm": _added_product, "baddbmm": _added_product, "batch_norm": _group_norm,
-    "binary_cross_entropy": _all, "binary_cross_entropy_with_logits": _all, "bmm": _batched,
-    "cross_entropy_loss": _cross_entropy, "div": _quotient, "dropout": _dropout, "einsum": _einsum, "embedding": _embedding,
-    "gather": _gather, "group_norm": _group_norm, "index": _index, "index_select": _index, "layer_norm": _layer_norm,
-    "linear": _linear, "log_sigmoid": _log_sigmoid, "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool,
-    "maximum": _extremum, "minimum": _extremum, "mm": _batched, "mse_loss": _pair, "mul": _product, "native_dropout": _dropout,
-    "nll_loss": _negative_likelihood, "nll_loss_nd": _negative_likelihood, "pow": _power, "rms_norm": _rms_norm,
-    "scaled_dot_product_attention": _attention, "where": _condition, "_weight_norm": _weight_norm, "atan2": _pair,
-    "fmax": _pair, "fmin": _pair, "fmod": _modulo, "index_add": _scattered, "index_copy": _scattered, "index_fill": _scattered,
-    "instance_norm": _instance_norm, "lerp": _interpolation, "linalg_cross": _pair, "logaddexp": _pair, "prelu": _pair,
-    "remainder": _modulo, "scatter": _scattered, "scatter_add": _scattered, "soft_margin_loss": _pair, "xlogy": _pair,
-    "complex": _pair, **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), GROUPED_PRODUCT: _grouped,
-    **dict.fromkeys(RECURRENT, _recurrent), **dict.fromkeys(FOURIER, _transformed),
+    "adaptive_avg_pool1d": _adaptive_pool, "adaptive_avg_pool2d": _adaptive_pool, "addcdiv": _scaled_quotient,
+    "addcmul": _scaled_sum, "addmm": _added_product, "atan2": _pair, "baddbmm": _added_product, "batch_norm": _group_norm,
+    "binary_cross_entropy": _all, "binary_cross_entropy_with_logits": _all, "bmm": _batched, "clamp": _all, "clamp_max": _all,
+    "clamp_min": _all, "complex": _pair, "cross_entropy_loss": _cross_entropy, "cummax": _running, "cummin": _running,
+    "det": _determinant, "div": _quotient, "dropout": _dropout, "einsum": _einsum, "embedding": _embedding, "fmax": _pair,
+    "fmin": _pair, "fmod": _modulo, "gather": _gather, "group_norm": _group_norm, "index": _index, "index_add": _rows_added,
+    "index_copy": _rows_added, "index_fill": _scattered, "index_select": _index, "instance_norm": _instance_norm,
+    "layer_norm": _layer_norm, "lerp": _interpolation, "linalg_cross": _pair, "linalg_det": _determinant,
+    "linalg_slogdet": _determinant, "linear": _linear, "log_sigmoid": _log_sigmoid, "logaddexp": _pair, "logaddexp2": _pair,
+    "logdet": _determinant, "masked_fill": _mask_fill, "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum,
+    "minimum": _extremum, "mm": _batched, "mse_loss": _pair, "mul": _product, "nanquantile": _quantile,
+    "native_dropout": _dropout, "nll_loss": _negative_likelihood, "nll_loss_nd": _negative_likelihood, "pad": _padded,
+    "pow": _power, "prelu": _pair, "quantile": _quantile, "remainder": _modulo, "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": _attention, "scatter": _scattered, "scatter_add": _scattered, "slogdet": _determinant,
+    "soft_margin_loss": _pair, "where": _condition, "xlogy": _pair, "_weight_norm": _weight_norm, GROUPED_PRODUCT: _grouped,
+    **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), **dict.fromkeys(RECURRENT, _recurrent),
+    **dict.fromkeys(FOURIER, _transformed),
 }

@@ -7,6 +7,7 @@ on fake CPU tensors; fused kernels of a compiler would need less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from planner.ir.graph import Node
@@ -17,15 +18,20 @@ from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
     "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "angle": 5, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3,
-    "cdist": 5, "cos": 2, "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1,
-    "einsum": 2, "erf": 4, "erfc": 4, "erfinv": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1,
-    "linalg_matrix_exp": 8, "log10": 1, "log1p": 1, "log2": 1, "logaddexp": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3,
-    "prod": 5, "reciprocal": 2, "renorm": 8, "rsqrt": 2, "sgn": 5, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1,
-    "special_log_ndtr": 6, "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
+    "cdist": 5, "cos": 2, "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2,
+    "erf": 4, "erfc": 4, "erfinv": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1, "linalg_matrix_exp": 8,
+    "log10": 1, "log1p": 1, "log2": 1, "logaddexp": 3, "logaddexp2": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3,
+    "prod": 5, "quantile": 3, "reciprocal": 2, "renorm": 8, "rsqrt": 2, "sgn": 5, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1,
+    "special_erfcx": 3, "special_i0e": 4, "special_i1": 5, "special_i1e": 7, "special_log_ndtr": 6, "special_ndtri": 4,
+    "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
 }
 """By operation, tensors as large as the first operand or the result; at most so many where it is no whole number of them."""
 _KERNELS = frozenset({"huber_loss", "smooth_l1_loss"})
 """One kernel, though what they keep has no formula."""
+_CONJUGATED = frozenset({
+    "cosh", "div", "exp", "log", "log1p", "pow", "reciprocal", "rsqrt", "sin", "sinh", "square", "tan",
+})
+"""Of complex numbers they multiply by a conjugate, which is a tensor of its own then."""
 _UNKNOWN = 2
 """Tensors of an operation that has no formula: most have fewer."""
 
@@ -33,11 +39,13 @@ _UNKNOWN = 2
 def temporaries(node: Node, operands: Sequence[Layout], outputs: Sequence[Layout], needs: Sequence[bool]) -> int:
     """Bytes that a backward pass of ``node`` holds at its most, beside what came in, what was kept, and what it returns.
     ``operands`` aligns with ``Node.operands``, as ``needs``: whether it has a gradient; ``outputs`` with ``Node.types``."""
+    conjugate = outputs[0].size_bytes if node.base in _CONJUGATED and outputs[0].is_complex else 0
     rule = _RULES.get(node.base)
     if rule is not None:
-        return rule(Call.of(node, operands, outputs, needs))
+        return rule(Call.of(node, operands, outputs, needs)) + conjugate
     known = node.base in _TENSORS or node.base in _KERNELS or has_formula(node.base)
-    return (_TENSORS.get(node.base, 0) if known else _UNKNOWN) * max(operands[0].size_bytes, outputs[0].size_bytes)
+    tensors = _TENSORS.get(node.base, 0) if known else _UNKNOWN
+    return tensors * max(operands[0].size_bytes, outputs[0].size_bytes) + conjugate
 
 
 def _quotient(call: Call) -> int:
@@ -58,9 +66,9 @@ def _power(call: Call) -> int:
 
 
 def _clamped(call: Call) -> int:
-    """A mask for each bound, and a zero."""
+    """A mask for each bound, and a zero; one more of both where both are tensors."""
     bounds = [name for name in ("min", "max") if call.arguments.get(name) is not None]
-    return len(bounds) * call.elements + call.scalar
+    return (len(bounds) + (len(call.operands) > 2)) * call.elements + call.scalar
 
 
 def _chosen(call: Call) -> int:
@@ -101,9 +109,21 @@ def _variance(call: Call) -> int:
 
 
 def _length(call: Call) -> int:
-    """A norm: the operand scaled, and a mask of rows that are zero; powers other than 1 and 2 hold the operand's powers too."""
-    order = call.arguments.get("ord")
-    return (1 if order in (1, 2) else 3) * call.operands[0].size_bytes + (0 if order == 1 else call.elements)
+    """A norm (FunctionsManual.cpp, ``norm_backward``): the operand scaled, and a mask of rows that are zero; of small powers
+    their sign, and where they are zero, too; of the largest where it is, how often (a 64-bit number), and a share of the
+    gradient."""
+    order, operand = call.arguments.get("ord"), call.operands[0]
+    if not isinstance(order, (int, float)) or order in (1, 2):
+        return operand.size_bytes + (0 if order == 1 else call.elements)
+    if math.isinf(order):
+        return 3 * operand.size_bytes + operand.elements + 8 * call.elements + call.size
+    return operand.size_bytes + call.size if order > 2 else 2 * operand.size_bytes + (operand.elements if order < 1 else 0)
+
+
+def _scattered(call: Call) -> int:
+    """``scatter_reduce``, at most: what has come together where, and how often (``scatter_reduce_backward``)."""
+    tensors = {"sum": 0, "mean": 3, "prod": 12}.get(str(call.arguments.get("reduce")), 7)
+    return tensors * max(call.operands[0].size_bytes, call.size)
 
 
 def _outlived(call: Call) -> int:
@@ -162,7 +182,6 @@ _RULES: Mapping[str, Callable[[Call], int]] = {
     "fmod": _quotient, "gather": _taken, "index": _taken, "index_select": _taken, "lerp": _between,
     "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected, "min": _selected,
     "minimum": _larger, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers, "pow": _power,
-    "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance,
-    "where": _chosen, "xlogy": _logarithm,
-    **dict.fromkeys(FOURIER, backward_bytes),
+    "scatter_reduce": _scattered, "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference,
+    "var": _variance, "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes),
 }

@@ -73,7 +73,7 @@ def _gradient_reads(body: Body, placement: BodyPlacement) -> set[tuple[str, obje
     outputs = zip(body.outputs, placement.outputs, strict=True)
     found: set[tuple[str, object]] = {(name, target) for name, target in outputs if name in body.differentiable}
     for node, placed in zip(body.nodes, placement.nodes, strict=True):
-        if node.differentiable:
+        if node.differentiable and node.name in body.asked:
             found |= set(zip(node.operands, placed.strategy.operands, strict=True))
     return {(name, target) for name, target in found if name in body.differentiable}
 
@@ -83,8 +83,9 @@ def _internal(body: Body, placement: BodyPlacement, batch: int) -> Iterator[tupl
     for node, placed in zip(body.nodes, placement.nodes, strict=True):
         scale = batch if _grows(body, node) else 1
         strategy = placed.strategy
-        if strategy.forward or strategy.backward:
-            yield node.name, (_scaled(strategy.forward, scale), _scaled(strategy.backward, scale))
+        backward = strategy.backward if node.name in body.asked else ()
+        if strategy.forward or backward:
+            yield node.name, (_scaled(strategy.forward, scale), _scaled(backward, scale))
 
 
 def _grows(body: Body, node: Node) -> bool:

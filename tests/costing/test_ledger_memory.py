@@ -17,8 +17,9 @@ from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
 from tests.matrix.test_matrix import MODELS
 from tests.rehearse.server import Server
-from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, split_backward_holds
+from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, reductions_overlap, split_backward_holds
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 CASES = [
@@ -96,6 +97,18 @@ CASES = [
     ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
 ]
+SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
+FIELDS = [
+    # A gradient that leaves a block and that its weight part reads too.
+    ("crossed", SPLIT),
+    # Operations that autograd records and forgets: no gradient comes back to them.
+    ("codes", Row(pipeline=2, accumulation=4, microbatch=2)), ("codes", SPLIT),
+    ("codes", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
+    # A recurrent cell taken apart, rows added up elsewhere.
+    ("messages", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("messages", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    ("state_space", Row(pipeline=2, accumulation=4, microbatch=2)), ("rendered", SPLIT), ("windows", SPLIT),
+]
 
 
 @cache
@@ -113,10 +126,22 @@ def _labels() -> Iterator[str]:
 def test_each_category_is_what_is_allocated(
     server: Server, model: str, precision: str, row: Row, tmp_path: Path
 ) -> None:
-    graph = graph_of(model, precision)
-    split_backward_holds(row.schedule)
     if row.pipeline > 1:
         has_no_idle_buffers(model)
+    compare(server, graph_of(model, precision), precision, row, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "row"), FIELDS, ids=[f"{name}-{row.label}" for name, row in FIELDS])
+def test_models_of_other_fields(server: Server, name: str, row: Row, tmp_path: Path) -> None:
+    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'signals.py'}:make", {"name": name}, None)
+    compare(server, trace_model(source, sequence=32, dtype="float32"), "fp32", row, tmp_path)
+
+
+def compare(server: Server, graph: ModelGraph, precision: str, row: Row, tmp_path: Path) -> None:
+    """Every category, of a rank of every stage."""
+    split_backward_holds(row.schedule)
+    reductions_overlap(precision)
     if any(node.base == "scaled_dot_product_attention" for body in graph.bodies for node in body.nodes):
         flash_attention_keeps(graph.dtype)
     plan = make_plan(graph, row, precision=precision)

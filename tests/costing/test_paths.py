@@ -67,24 +67,37 @@ def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
     heap = Heap()
     flows = Flows(heap, {"a": SIZE, "b": SIZE}, {"a", "b"}, {"a": 0, "b": 2}, "activations")
     heap.add("activations", 2 * SIZE)
-    leaving = [("a", Leaving("a", 2 * SIZE, -1, 7, False, True)), ("b", Leaving("b", 2 * SIZE, -1, 7, False, True))]
+    leaving = [(name, Leaving(name, 2 * SIZE, -1, 7, False, True, False)) for name in "ab"]
     for flow in flows.settle(2, [], leaving, ()):
         flows.leave(flow, copies=False)
     assert heap.total == 2 * SIZE
     storage = flows.take("a")
     assert storage is not None and storage.held  # By the gradient of b.
     heap.add("activations", SIZE)
-    (flow,) = flows.settle(0, [storage], [("a", Leaving("a", SIZE, -1, 3, True, True))], {0})
+    (flow,) = flows.settle(0, [storage], [("a", Leaving("a", SIZE, -1, 3, True, True, False))], {0})
     flows.leave(flow, copies=False)
     assert flows.end() == (2 * SIZE, {"a", "b"}) and heap.total == 4 * SIZE
     assert storage.held and not storage.outlives(0)  # The first block's weight part reads it.
+
+
+def test_a_gradient_that_the_weight_part_reads_stays() -> None:
+    """Whoever takes it has not had the last of it."""
+    heap = Heap()
+    flows = Flows(heap, {"a": SIZE}, (), {}, "activations")
+    heap.add("activations", SIZE)
+    for flow in flows.settle(2, [], [("a", Leaving("a", SIZE, -1, 1, True, True, waits=True))], ()):
+        flows.leave(flow, copies=False)
+    heap.add("activations", SIZE)
+    for flow in flows.settle(1, [], [("a", Leaving("a", SIZE, -1, 2, True, True, waits=False))], ()):
+        flows.leave(flow, copies=False)
+    assert heap.total == 2 * SIZE  # What is added up, and what waits; the other part is gone.
 
 
 def test_a_leaf_takes_over_only_what_lies_as_it_does() -> None:
     heap = Heap()
     flows = Flows(heap, {"a": SIZE}, {"a"}, {"a": 0}, "activations")
     heap.add("activations", 2 * SIZE)
-    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, False, True))], ())
+    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, False, True, False))], ())
     flows.leave(flow, copies=True)
     assert heap.total == SIZE and heap.most == 3 * SIZE and flows.end() == (SIZE, {"a"})
 

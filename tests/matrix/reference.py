@@ -45,7 +45,7 @@ def give_start(model: nn.Module, graph: ModelGraph, prefix: str = "") -> None:
     start: dict[str, Tensor] = {}
     for p in graph.parameters:
         steps = [(step.op, *step.arguments) for step in p.init]
-        value = initial_value(p.fqn, p.type.sizes(1), getattr(torch, graph.dtype), steps, SEED)
+        value = initial_value(p.fqn, p.type.sizes(1), getattr(torch, p.type.dtype), steps, SEED)
         start |= dict.fromkeys((prefix + name for name in (p.fqn, *p.aliases)), value)
     missing, unexpected = model.load_state_dict(start, strict=False)
     assert not unexpected and not set(missing) & dict(model.named_parameters()).keys()

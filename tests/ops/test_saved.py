@@ -40,6 +40,17 @@ CASES = [
     ("matmul", (("self", Ref("a")), ("other", Ref("b"))), ((2, 4, 16, 8), (1, 1, 8, 16)), (2, 4, 16, 16)),
     ("dropout", (("input", Ref("a")), ("p", 0.1), ("train", True)), (S,), S),
 ]
+ALONE: list[Case] = [
+    ("clamp.Tensor", (("self", Ref("a")), ("min", Ref("b")), ("max", Ref("c"))), (S, S, S), S),
+    ("clamp_min.Tensor", (("self", Ref("a")), ("min", Ref("b"))), (S, S), S),
+    ("addcdiv", (("self", Ref("a")), ("tensor1", Ref("b")), ("tensor2", Ref("c")), ("value", 1)), (S, S, S), S),
+    ("logaddexp2", (("self", Ref("a")), ("other", Ref("b"))), (S, S), S),
+    *(("pad", (("self", Ref("a")), ("pad", (1, 1)), ("mode", mode), ("value", None)), (S,), (2, 16, 34))
+      for mode in ("constant", "reflect", "replicate")),
+    *(("adaptive_avg_pool1d", (("self", Ref("a")), ("output_size", (size,))), (S,), (2, 16, size)) for size in (1, 4)),
+    ("std.correction", (("self", Ref("a")), ("dim", (1,)), ("correction", 0), ("keepdim", True)), (S,), (2, 1, 32)),
+]
+"""In float32 alone: not every one has a kernel for halves."""
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -50,6 +61,44 @@ def test_operation(case: Case, dtype: str) -> None:
     node = Node("out", op, arguments, (TensorType(output, dtype),), differentiable=True)
     body = Body("Case", inputs, (), (), (node,), ("out",))
     assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: f"{case[0]}-{case[1][-1][1]}-{case[3][-1]}")
+def test_nothing_but_the_operation_keeps(case: Case) -> None:
+    """What it keeps is made by others that keep nothing, and its result is read by one that keeps nothing."""
+    op, arguments, shapes, output = case
+    inputs = tuple(BodyValue(name * 2, TensorType(shape, "float32"), True) for name, shape in zip("abc", shapes, strict=False))
+    made = tuple(Node(v.name[0], "neg", (("self", Ref(v.name)),), (v.type,), differentiable=True) for v in inputs)
+    node = Node("out", op, arguments, (TensorType(output, "float32"),), differentiable=True)
+    last = Node("last", "neg", (("self", Ref("out")),), node.types, differentiable=True)
+    body = Body("Case", inputs, (), (), (*made, node, last), ("last",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("base", ["cummax", "cummin"])
+def test_a_running_extreme_keeps_the_operand_and_its_places(base: str) -> None:
+    value = TensorType(S, "float32")
+    made = Node("made", "neg", (("self", Ref("a")),), (value,), differentiable=True)
+    pair = Node("pair", base, (("self", Ref("made")), ("dim", 1)), (value, TensorType(S, "int64")), differentiable=True)
+    out = Node("out", "getitem", (("input", Ref("pair")), ("index", 0)), (value,), differentiable=True)
+    body = Body("Case", (BodyValue("a", value, True),), (), (), (made, pair, out), ("out",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0] == 3 * value.size_bytes(1)
+
+
+@pytest.mark.parametrize("base", ["index_add", "index_copy"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_rows_that_are_added_are_kept(base: str, learned: bool) -> None:
+    """Made by another operation, and of another shape than the operand, so that nothing else keeps them."""
+    inputs = (
+        BodyValue("a", TensorType((2, 8, 6), "float32"), True), BodyValue("i", TensorType((5,), "int64"), False),
+        BodyValue("b", TensorType((2, 5, 6), "float32"), learned),
+    )
+    made = Node("made", "neg", (("self", Ref("b")),), (inputs[2].type,), differentiable=learned)
+    arguments = (("self", Ref("a")), ("dim", 1), ("index", Ref("i")), ("source", Ref("made")))
+    node = Node("out", base, arguments, (inputs[0].type,), differentiable=True)
+    body = Body("Case", inputs, (), (), (made, node), ("out",))
+    kept = saved_bytes(localise(body, None, 1))
+    assert kept == saved_by_torch(body, 1)[0] and (kept >= inputs[2].type.size_bytes(1)) == learned
 
 
 def heads(dtype: str, key: tuple[int, ...], tail: tuple[Node, ...]) -> Body:

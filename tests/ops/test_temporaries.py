@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from planner.costing.activations import saved_bytes
@@ -36,11 +38,14 @@ EXACT = [
     *(binary(base, second) for base in ("mul", "div") for second in ((2, 1, 32), (2, 16, 1))),
     ("atan2", (("self", Ref("a")), ("other", Ref("b"))), (S, S), S),
     *((base, (("self", Ref("a")), ("other", Ref("b"))), (S, S), S)
-      for base in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "hypot", "fmod.Tensor")),
+      for base in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "hypot", "fmod.Tensor")),
     ("pow.Tensor_Tensor", (("self", Ref("a")), ("exponent", Ref("b"))), (S, S), S),
     *(along(base, ROWS, dim=(-1,), keepdim=False) for base in ("amax", "amin", "sum.dim_IntList", "mean.dim", "logsumexp")),
     *(along(f"{base}.dim", ROWS, dim=(-1,), unbiased=True, keepdim=False) for base in ("var", "std")),
-    *(along("linalg_vector_norm", ROWS, ord=order, dim=(-1,), keepdim=False) for order in (1, 2)),
+    *(along("linalg_vector_norm", ROWS, ord=order, dim=(-1,), keepdim=False)
+      for order in (0.5, 1, 1.5, 2, 3, math.inf)),
+    ("clamp.Tensor", (("self", Ref("a")), ("min", Ref("b")), ("max", Ref("c"))), (S, S, S), S),
+    unary("special_erfcx"), unary("special_i0e"), unary("special_ndtri"),
     along("prod.dim_int", ROWS, dim=-1, keepdim=False), unary("cumsum", dim=1), unary("flip", dims=(1,)), unary("neg"),
     along("sum", ()), along("mean", ()),
     *(binary(base) for base in ("xlogy",)), unary("nan_to_num"), unary("i0"), unary("erfinv"),
