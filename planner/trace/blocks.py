@@ -193,7 +193,7 @@ def _sunk(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
                 target = order[first]
                 target.insert(next(i for i, other in enumerate(target) if node.name in other.operands), node)
                 readers[source] = (readers[source] - {(at, node.name)}) | {(first, node.name)}
-    return tuple(replace(segment, nodes=tuple(nodes)) for segment, nodes in zip(segments, order, strict=True))
+    return tuple(replace(segment, nodes=tuple(nodes)) for segment, nodes in zip(segments, order, strict=True) if nodes)
 
 
 def _partition(nodes: Sequence[Node], spans: Sequence[_Span]) -> tuple[Segment, ...]:
