@@ -43,9 +43,6 @@ class Outcome:
 
 
 PRECISE = 1e-9
-UNAIDED = dict.fromkeys((f"mip_heuristic_run_{kind}" for kind in ("feasibility_jump", "rens", "root_reduced_cost")), False)
-"""Programs of whole numbers are small here, and solved to learn that there is no better plan: presolving them and looking for
-solutions beside branch and bound takes twice to three times as long as what it saves (measured on those of Llama 8B)."""
 LOOSE = 1e-6
 """A row that is met with more than this to spare is not tight."""
 INFEASIBLE = Outcome(math.inf, math.inf, None, True)
@@ -117,7 +114,6 @@ class Program:
         highs = self._highs
         # The simplex method's clock goes on from run to run, that of branch and bound begins with each.
         highs.setOptionValue("time_limit", (0.0 if whole else highs.getRunTime()) + max(time_limit_s, 0.02))
-        highs.setOptionValue("presolve", "off" if whole else "choose")
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
         highs.run()
@@ -148,7 +144,7 @@ class Program:
         """Bring HiGHS' model up to date."""
         if self._highs is None:
             tolerances = ("primal_feasibility_tolerance", "mip_feasibility_tolerance") if self.precise else ()
-            self._highs = new_highs(**UNAIDED, **dict.fromkeys(tolerances, PRECISE))
+            self._highs = new_highs(**dict.fromkeys(tolerances, PRECISE))
             model = highspy.HighsLp()
             count = len(self.cost)
             model.num_col_, model.num_row_ = count, 0
