@@ -218,6 +218,20 @@ class Codes(nn.Module):
         return x + self.out(y + (coded - y).detach() + 0.25 * (coded - coded.detach()))
 
 
+class Recalled(nn.Module):
+    """A recurrent cell that reads the code nearest to what it remembers, within the bounds of that (a memory of codes)."""
+
+    def __init__(self, width: int, codes: int = 16) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.GRUCell(width, width), nn.LayerNorm(width)
+        self.codes = nn.Parameter(torch.randn(codes, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = torch.cdist(x.detach(), self.codes.detach()).argmin(-1)
+        y = self.cell(F.embedding(nearest, self.codes).flatten(0, 1), x.flatten(0, 1)).view_as(x)
+        return self.norm(x + torch.clamp(y, -x.abs(), x.abs()))
+
+
 class Rendered(nn.Module):
     """What is seen along rays: densities that hide what lies behind them (Mildenhall et al. 2020)."""
 
@@ -298,8 +312,8 @@ class Banded(nn.Module):
 
 BLOCKS = {
     "adapted": Adapted, "banded": Banded, "codes": Codes, "conformer": Conformer, "dynamics": Dynamics,
-    "linear_attention": LinearAttention, "messages": Messages, "rendered": Rendered, "retention": Retention, "routed": Routed,
-    "state_space": StateSpace,
+    "linear_attention": LinearAttention, "messages": Messages, "recalled": Recalled, "rendered": Rendered,
+    "retention": Retention, "routed": Routed, "state_space": StateSpace,
 }
 WHOLE = {"crossed": Crossed, "latents": Latents, "patches": Patches}
 NAMES = (*BLOCKS, *WHOLE, "windows")

@@ -76,10 +76,9 @@ class Paths:
         for at, primitive in enumerate(self._primitives):
             if at in nodes or any(made is not None and value in led for value, made in primitive.reads):
                 led |= {value for value, _ in primitive.makes}
-        last = max(nodes)
-        wanted = {value for value, made in self._primitives[last].reads if made is not None}
-        for at in range(last - 1, -1, -1):
-            if any(value in wanted for value, _ in self._primitives[at].makes):
+        wanted = set[str]()
+        for at in range(max(nodes), -1, -1):
+            if at in nodes or any(value in wanted for value, _ in self._primitives[at].makes):
                 wanted |= {value for value, made in self._primitives[at].reads if made is not None}
         return frozenset(led & wanted)
 

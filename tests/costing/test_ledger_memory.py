@@ -107,6 +107,8 @@ FIELDS = [
     # A recurrent cell taken apart, rows added up elsewhere.
     ("messages", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("messages", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    # A split backward pass whose group of nodes has a way between two that is not the last one's.
+    ("recalled", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
     ("state_space", Row(pipeline=2, accumulation=4, microbatch=2)), ("rendered", SPLIT), ("windows", SPLIT),
 ]
 
