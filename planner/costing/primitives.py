@@ -141,8 +141,8 @@ def _made(tape: Tape, step: Step, at: int) -> int:
     made, alike = operand.size_bytes, operand.sizes == result.sizes and operand.dtype == result.dtype
     if base in _VIEW_GRADIENTS:
         return _part(tape, step) if base in _JOINS else PASS
-    if base in _SPREADS or (at and base in _PATCHES):
-        return PART
+    if (base in _SPREADS and not (base == "sum" and operand.dtype != result.dtype)) or (at and base in _PATCHES):
+        return PART  # (Spread in another precision it is made whole: engine.cpp, validate_outputs.)
     if base in _EXPANDS and alike:
         return PASS
     hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)

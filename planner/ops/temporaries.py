@@ -26,8 +26,6 @@ _TENSORS: Mapping[str, int] = {
     "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
 }
 """By operation, tensors as large as the first operand or the result; at most so many where it is no whole number of them."""
-_KERNELS = frozenset({"huber_loss", "smooth_l1_loss"})
-"""One kernel, though what they keep has no formula."""
 _CONJUGATED = frozenset({
     "cosh", "div", "exp", "log", "log1p", "pow", "reciprocal", "rsqrt", "sin", "sinh", "square", "tan",
 })
@@ -43,7 +41,7 @@ def temporaries(node: Node, operands: Sequence[Layout], outputs: Sequence[Layout
     rule = _RULES.get(node.base)
     if rule is not None:
         return rule(Call.of(node, operands, outputs, needs)) + conjugate
-    known = node.base in _TENSORS or node.base in _KERNELS or has_formula(node.base)
+    known = node.base in _TENSORS or has_formula(node.base)
     tensors = _TENSORS.get(node.base, 0) if known else _UNKNOWN
     return tensors * max(operands[0].size_bytes, outputs[0].size_bytes) + conjugate
 

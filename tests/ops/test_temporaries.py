@@ -11,7 +11,7 @@ from planner.costing.local import localise
 from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.storages import Arrival
 from planner.ir.graph import Body, BodyValue, Node
-from planner.ir.types import Argument, Ref, TensorType
+from planner.ir.types import Argument, Dtype, Ref, TensorType
 from tests.ops.interpret import Passes, peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary
 from tests.torch_versions import flash_attention_keeps
@@ -78,7 +78,8 @@ LOSSES = [
                                             ("pos_weight", Ref("p") if weighted else None), ("reduction", how)))
       for weighted in (False, True) for how in (0, 2)),
     *((base, (("self", Ref("a")), ("target", Ref("t")), *extra, ("reduction", how)))
-      for base, extra in (("binary_cross_entropy", (("weight", None),)), ("soft_margin_loss", ()), ("mse_loss", ()))
+      for base, extra in (("binary_cross_entropy", (("weight", None),)), ("soft_margin_loss", ()), ("mse_loss", ()),
+                          ("huber_loss", (("delta", 1.0),)), ("smooth_l1_loss", (("beta", 1.0),)))
       for how in (0, 2)),
     *(("cross_entropy_loss", (("self", Ref("a")), ("target", Ref(target)), ("weight", None), ("reduction", how),
                               ("ignore_index", -100), ("label_smoothing", smoothing)))
@@ -104,8 +105,16 @@ def test_operation(case: Case, dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
-@pytest.mark.parametrize(("op", "arguments"), LOSSES, ids=str)
-def test_loss(op: str, arguments: Arguments) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_a_sum_in_float32(dtype: str) -> None:
+    """Its gradient is spread over the operand without memory where both have one precision."""
+    arguments: Arguments = (("self", Ref("a")), ("dtype", Dtype("float32")))
+    node = Node("out", "sum", arguments, (TensorType((), "float32"),), differentiable=True)
+    body = Body("Case", (BodyValue("a", TensorType(S, dtype), True),), (), (), (node,), ("out",))  # type: ignore[arg-type]
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+def loss_of(op: str, arguments: Arguments) -> Body:
     """Of a tensor that has a gradient (another in ``b``), against targets ``t`` or labels ``l`` that have none."""
     dims = {"a": FLAT, "b": FLAT, "t": FLAT, "l": LABELS, "p": FLAT[1:]}
     names = [value.name for _, value in arguments if isinstance(value, Ref)]
@@ -117,8 +126,19 @@ def test_loss(op: str, arguments: Arguments) -> None:
     if op == "cosine_similarity":
         output = FLAT[1:] if by_name["dim"] == 0 else FLAT[:1]
     node = Node("out", op, arguments, (TensorType(output, "float32"),), differentiable=True)
-    body = Body("Case", inputs, (), (), (node,), ("out",))
+    return Body("Case", inputs, (), (), (node,), ("out",))
+
+
+@pytest.mark.parametrize(("op", "arguments"), LOSSES, ids=str)
+def test_loss(op: str, arguments: Arguments) -> None:
+    body = loss_of(op, arguments)
     assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize(("op", "arguments"), [case for case in LOSSES if case[0] != "cosine_similarity"], ids=str)
+def test_what_a_loss_keeps(op: str, arguments: Arguments) -> None:
+    body = loss_of(op, arguments)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
 
 
 def attention(
