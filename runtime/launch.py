@@ -136,16 +136,22 @@ def start(
     processes is not what the plan was made for.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    count, wanted = _processes(), pipeline * data * tensor
+    if count != wanted:
+        raise ProgramError(
+            "torchrun", f"{count} processes", f"this plan needs {wanted} (pipeline {pipeline} x data {data} x tensor {tensor})"
+        )
     if not dist.is_initialized():
         _join(kind)
-    wanted = pipeline * data * tensor
-    if dist.get_world_size() != wanted:
-        raise ProgramError(
-            "torchrun", f"{dist.get_world_size()} processes",
-            f"this plan needs {wanted} (pipeline {pipeline} x data {data} x tensor {tensor})",
-        )
     place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
     return _lay(place, pipeline, data, tensor, zero_group or data)
+
+
+def _processes() -> int:
+    """How many there are: known before they join, for one that leaves at once would take the others' connections with it."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
 def _join(kind: str) -> None:
