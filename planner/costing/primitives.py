@@ -209,7 +209,8 @@ _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
 
 def _rms_norm(tape: Tape, step: Step) -> None:
     """torch's composite (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_composite``): [cast], square, mean, rsqrt, two
-    products, [cast]. A product's backward is a product an operand, then a sum where the operand was broadcast."""
+    products, [a copy into rows], [cast]. A product's backward is a product an operand, then a sum where the operand was
+    broadcast."""
     x, weight = step.operands[0], step.operands[1] if len(step.operands) > 1 else None
     half = tape.local.types[x].dtype in HALF
     item = DTYPE_BYTES[tape.local.types[x].dtype]
@@ -219,31 +220,38 @@ def _rms_norm(tape: Tape, step: Step) -> None:
     normalized = step.node.argument("normalized_shape")
     width = prod(int(str(extent)) for extent in normalized) if isinstance(normalized, tuple) else 1
     rows = size // max(width, 1)
+    lined = not tape.local.layouts[x].in_order
     source = x
     if half:
         source = tape.name("wide")
-        tape.add([(x, tape.gradient(x, tape.bytes_of(x)))], [(source, size)])
+        tape.add([(x, tape.gradient(x, tape.bytes_of(x)))], [(source, size)], follows=True)
+    turns = [source] if lined else []
     need = tape.gradient(x, size)
     square, mean, root, normal = (tape.name(n) for n in ("square", "mean", "root", "normal"))
-    tape.add([(source, need)], [(square, size)], [source] if need else [], backward=2 * size)
+    tape.add([(source, need)], [(square, size)], [source] if need else [], backward=2 * size, turns=turns)
     tape.add([(square, need)], [(mean, rows)])
     tape.temporary.add(square)
     # An expression's parts live until it is over, the square too.
     tape.add([(mean, rows if need else None), (square, None)], [(root, rows)], [root] if need else [], backward=2 * rows)
-    scaled = normal if weight is not None or half else step.outputs[0]
-    tape.add([(source, need), (root, rows if need else None)], [(scaled, size)], [source, root] if need else [], backward=size)
+    result, last = step.outputs[0], weight is None
+    scaled = normal if not last or half or lined else result
+    keeps = [source, root] if need else []
+    tape.add([(source, need), (root, rows if need else None)], [(scaled, size)], keeps, backward=size, turns=turns)
     if weight is not None:
-        result = tape.name("scaled") if half else step.outputs[0]
+        scaled = tape.name("scaled") if half or lined else result
         made = tape.gradient(weight, tape.bytes_of(weight))
         keeps = [normal] if made is not None else []
         tape.add(
-            [(normal, need), (weight, made), (root, None)], [(result, size)], [*keeps, *([weight] if need else [])],
+            [(normal, need), (weight, made), (root, None)], [(scaled, size)], [*keeps, *([weight] if need else [])],
             sums=[] if made is None else [(weight, size + (made // item * wide if half else 0))],
         )
-        scaled = result
+    # The composite's own variables live until it returns.
+    own = [(value, None) for value in (source, root)]
+    if lined:
+        before, scaled = scaled, tape.name("lined") if half else result
+        tape.add([(before, PASS if step.differentiable else None), *own], [(scaled, size)])
     if half:
-        # The composite's own variables live until it returns.
-        tape.add([(scaled, size if step.differentiable else None), (source, None), (root, None)], tape.outputs_of(step))
+        tape.add([(scaled, size if step.differentiable else None), *own], tape.outputs_of(step))
 
 
 def _group_norm(tape: Tape, step: Step) -> None:

@@ -26,6 +26,8 @@ KEEPS_CHANNELS_LAST = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
     "adaptive_avg_pool2d", "avg_pool2d", "cat", "constant_pad_nd", "group_norm", "max_pool2d", "pad", "upsample_bicubic2d",
     "upsample_bilinear2d", "upsample_nearest2d",
 }
+# TensorAdvancedIndexing.cpp, layer_norm.cpp (``rms_norm_composite``).
+COPIES_INTO_ROWS = frozenset({"masked_fill", "rms_norm"})
 # The result's dims lie in the order of the first operand's.
 KEEPS_ORDER = frozenset({"flip", "glu", "select_scatter", "slice_scatter", "sort"})
 
@@ -49,7 +51,7 @@ def result_layouts(
         return tuple(with_channels_last(type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base in KEEPS_ORDER:
         return tuple(inherited(operands[:1], type_.sizes(batch), type_.dtype) for type_ in outputs), False
-    if node.base in POINTWISE and node.base != "masked_fill" and outputs:  # that copies into rows (TensorAdvancedIndexing.cpp)
+    if node.base in POINTWISE - COPIES_INTO_ROWS and outputs:
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base == "scaled_dot_product_attention" and fused_attention(node, operands, any(needs[3:4])):
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False

@@ -114,6 +114,29 @@ def test_a_sum_in_float32(dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rms_norm_of_turned_heads(dtype: str, weighted: bool) -> None:
+    """Its result lies in rows all the same, so that turning it back needs a copy."""
+    heads, rows = (2, 4, 16, 8), (2, 16, 4, 8)
+    def turned(name: str, value: str, shape: tuple[int, ...]) -> Node:
+        dims = (("self", Ref(value)), ("dim0", 1), ("dim1", 2))
+        return Node(name, "transpose.int", dims, (TensorType(shape, dtype),), differentiable=True)  # type: ignore[arg-type]
+
+    norm: Arguments = (
+        ("input", Ref("t")), ("normalized_shape", (8,)), ("weight", Ref("w") if weighted else None), ("eps", 1e-5)
+    )
+    flat: Arguments = (("self", Ref("u")), ("shape", (2, 16, 32)))
+    nodes = (
+        turned("t", "a", heads), Node("n", "rms_norm", norm, (TensorType(heads, dtype),), differentiable=True),
+        turned("u", "n", rows), Node("o", "reshape", flat, (TensorType((2, 16, 32), dtype),), differentiable=True),
+    )
+    inputs = (BodyValue("a", TensorType(rows, dtype), True), BodyValue("w", TensorType((8,), dtype), True))
+    body = Body("Case", inputs[: 1 + weighted], (), (), nodes, ("o",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
 def loss_of(op: str, arguments: Arguments) -> Body:
     """Of a tensor that has a gradient (another in ``b``), against targets ``t`` or labels ``l`` that have none."""
     dims = {"a": FLAT, "b": FLAT, "t": FLAT, "l": LABELS, "p": FLAT[1:]}
