@@ -14,7 +14,7 @@ from planner.clusters import Resize, resized, sizes_up_to
 from planner.constraints import Combination, Condition
 from planner.evaluate import replayed
 from planner.fitting import fitted
-from planner.ir.errors import NoPlanFits, PinError
+from planner.ir.errors import JobError, NoPlanFits, PinError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan
 from planner.ir.serialize import fingerprint
@@ -150,6 +150,8 @@ def _fewest_devices(
     No plan computes faster than the chips' peak, so fewer devices than the model's FLOPs need in that time are excluded at
     once; a number of devices is excluded by the bound of its own search, or because nothing fits on it.
     """
+    if objective.max_step_s is None and not request.sequence:
+        raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
     limit_s = objective.max_step_s or request.batch * request.sequence / (objective.min_tokens_per_s or 1.0)
     largest = solver(graph, cluster, request, progress)
     if largest.prediction.step_s > limit_s:

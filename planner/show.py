@@ -64,14 +64,15 @@ def _headline(bundle: Bundle) -> Table:
         " bounds excluded the rest)"
         if certificate.lower_bound_s > 0 else "none: an edit has left what was searched"
     )
+    of_tokens = f" of {plan.sequence} tokens" if plan.sequence else ""
     rows = {
         "model": f"{plan.model}, {bundle.graph.parameter_count:,} parameters, {plan.precision}",
         "cluster": f"{plan.cluster}, {mesh.devices} devices",
         "mesh": f"pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}{sharded}",
         "schedule": f"{schedule.name}{virtual}",
-        "batch": f"{batch.total} samples of {plan.sequence} tokens = {mesh.data} data ranks x {batch.accumulation}"
+        "batch": f"{batch.total} samples{of_tokens} = {mesh.data} data ranks x {batch.accumulation}"
                  f" micro-batches of {batch.micro}",
-        "predicted": f"{seconds(prediction.step_s)} a step, {prediction.tokens_per_s:,.0f} tokens/s,"
+        "predicted": f"{seconds(prediction.step_s)} a step, {plan.throughput(prediction.step_s)},"
                      f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
         "proof": proof,
     }

@@ -191,6 +191,6 @@ def _mfu(program: Program, seconds: float) -> float:
 
 
 def _report(program: Program, options: Options, report: metrics.StepReport) -> None:
-    print(report.line(options.steps), flush=True)
+    print(report.line(options.steps, program.batch), flush=True)
     if options.metrics is not None:
         metrics.append(options.metrics, report)

@@ -24,11 +24,12 @@ class StepReport:
     mfu: float
     memory_bytes: int
 
-    def line(self, steps: int) -> str:
-        """The progress line."""
+    def line(self, steps: int, batch: int) -> str:
+        """The progress line; ``batch``: samples a step, told where they are no sequences of tokens."""
+        rate = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{batch / self.step_s:,.0f} samples/s"
         return (
             f"step {self.step}/{steps}  loss {self.loss:.6f}  grad norm {self.grad_norm:.4f}  lr {self.lr:.2e}  "
-            f"{self.step_s:.3f} s  {self.tokens_per_s:,.0f} tokens/s  MFU {self.mfu:.1%}  "
+            f"{self.step_s:.3f} s  {rate}  MFU {self.mfu:.1%}  "
             f"{self.memory_bytes / 2**30:.2f} GiB"
         )
 

@@ -109,6 +109,11 @@ class Plan:
             return 2 * pipeline - 1 - stage
         return stage % pipeline
 
+    def throughput(self, step_s: float) -> str:
+        """Of a step of so many seconds: tokens a second, or samples where these are no sequences of tokens."""
+        count, unit = (self.batch.total * self.sequence, "tokens") if self.sequence else (self.batch.total, "samples")
+        return f"{count / step_s:,.0f} {unit}/s"
+
     def stages_of_rank(self, pipeline_rank: int) -> tuple[StagePlan, ...]:
         return tuple(stage for stage in self.stages if self.rank_of_stage(stage.index) == pipeline_rank)
 

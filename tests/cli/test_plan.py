@@ -89,3 +89,19 @@ def test_where_highspy_is_missing_cbc_plans(
     arguments = ("--cluster", "local-cpu:1x4", "--batch", 16, "--pin", "pipeline=2", "--pin", "schedule=1f1b")
     found = run("plan", *SMALL, *arguments, "-o", tmp_path / "plan.yaml", "--json").json
     assert found["predicted"]["step_s"] == pytest.approx(planned[1].json["predicted"]["step_s"], rel=2e-3)
+
+
+def test_samples_that_are_no_sequences_are_counted_as_such(tmp_path: Path) -> None:
+    model, plan = tmp_path / "rows.py", tmp_path / "plan.yaml"
+    model.write_text(
+        "import torch\nbuild = lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))\n"
+        "def example_inputs(batch, seq):\n"
+        "    return {'input': torch.randn(batch, 8), 'labels': torch.randint(0, 4, (batch,))}\n"
+        "def loss(outputs, batch):\n    return torch.nn.functional.cross_entropy(outputs, batch['labels'])\n"
+    )
+    job = ("plan", f"{model}:build", "--cluster", "local-cpu:1x2", "--batch", 4)
+    assert run(*job, "-o", plan).code == 0
+    for text in (plan.read_text(), run("show", plan).out):
+        assert " samples/s" in text and "tokens" not in text
+    goal = run(*job, "--objective", "devices", "--min-tokens-per-s", 10)
+    assert goal.code == 2 and "--min-tokens-per-s: the model's samples are no sequences of tokens" in goal.error
