@@ -122,9 +122,8 @@ class Flows:
         self._now[name] = self._make(name, flow.size, True)
         self._drop(flow)
 
-    def end(self) -> tuple[int, frozenset[str]]:
-        """Gradients that lie where they were received, or otherwise than in rows, are copied. Bytes of what is sent back, and
-        whose they are."""
+    def end(self) -> int:
+        """Gradients that lie where they were received, or otherwise than in rows, are copied. Bytes of what is sent back."""
         sent = [name for name in self._now if name in self.incoming]
         for name in sent:
             if self._now[name].storage.category is None or not self._now[name].straight:
@@ -132,7 +131,7 @@ class Flows:
         storages = {id(self._now[name].storage): self._now[name].storage for name in sent}
         for storage in storages.values():
             storage.returned = True
-        return sum(storage.size for storage in storages.values()), frozenset(sent)
+        return sum(storage.size for storage in storages.values())
 
     def _make(self, name: str, size: int, final: bool) -> Flow:
         category = self.category if final else "activations"

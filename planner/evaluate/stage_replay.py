@@ -77,7 +77,7 @@ class StageReplay:
         self._reached = self._find_reached()
         self.returned = self.returns
         self._arrived: dict[int, list[Held | None]] = {}
-        self._sent_back: frozenset[str] = frozenset()
+        self._left: dict[int, list[tuple[str, Held]]] = {}
 
     def _differentiable(self, name: str) -> bool:
         return name in self._carried
@@ -228,7 +228,7 @@ class StageReplay:
         )
         if kind == "input":
             self._let_tail_go()
-        self.returned, self._sent_back = flows.end()
+        self.returned = flows.end()
 
     def _begin_backward(self, whole: bool) -> Flows:
         """The gradients that a backward pass begins with: what was received, or the loss's own."""
@@ -285,6 +285,7 @@ class StageReplay:
             waits=waits, joins=joins,
         )
         leaving = flows.settle(at, held, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
+        self._left[at] = [(item.value, flow.storage) for item, flow in zip(passed.leaving, leaving, strict=True)]
         handed = flows.handed(leaving)
         early = sum(flow.storage.size for flow in handed if flow.there)
         heap.passing(activations=passed.peak[0] - early, gradients=passed.peak[1], buffers=early)
@@ -294,7 +295,6 @@ class StageReplay:
     def _run_weights(self, at: int, carried: int) -> Pass:
         """The weight part of one block's backward pass."""
         link = self.chain[at]
-        body = self.graph.body_of[link.block.body]
         waits, joins = self._shared(at)
         held = self._arrived.get(at, [None] * len(link.block.writes))
         numbers = {id(item): number for number, item in enumerate(held) if item is not None}
@@ -304,9 +304,7 @@ class StageReplay:
                 None if item is None else Arrival(numbers[id(item)], item.size, item.outlives(at)) for item in held
             ],
             reached=self._reached[at],
-            returned=[
-                value.name for value, name in zip(body.inputs, link.block.reads, strict=True) if name in self._sent_back
-            ],
+            returned=[value for value, storage in self._left.get(at, ()) if storage.returned],
             carried=carried, waits=waits, joins=joins,
         )
         self.heap.passing(activations=passed.peak[0], gradients=passed.peak[1])

@@ -109,6 +109,8 @@ FIELDS = [
     ("messages", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
     ("recalled", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
+    # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
+    ("diffusion:unet", SPLIT),
     ("state_space", Row(pipeline=2, accumulation=4, microbatch=2)), ("rendered", SPLIT), ("windows", SPLIT),
 ]
 
@@ -136,7 +138,8 @@ def test_each_category_is_what_is_allocated(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "row"), FIELDS, ids=[f"{name}-{row.label}" for name, row in FIELDS])
 def test_models_of_other_fields(server: Server, name: str, row: Row, tmp_path: Path) -> None:
-    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'signals.py'}:make", {"name": name}, None)
+    file, _, model = name.rpartition(":")
+    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / (file or 'signals')}.py:make", {"name": model}, None)
     compare(server, trace_model(source, sequence=32, dtype="float32"), "fp32", row, tmp_path)
 
 
