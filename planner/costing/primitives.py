@@ -386,6 +386,8 @@ def _conversion(tape: Tape, step: Step) -> None:
     back = {"identity": PASS, "all_reduce": before, "slice": PASS}.get(conversion.backward, before)
     if conversion.backward == "slice" and prod(tape.local.layouts[target].sizes[: _sharded(step).dim]) > 1:
         back = PART
+    elif back == PASS and not tape.local.layouts[source].in_order:
+        back = TURNED  # What a collective makes lies row by row, and so does its gradient.
     backward = _copies(conversion.backward, after, before, inner)
     tape.add(
         [(source, tape.gradient(source, back))], [(target, after)], forward=forward,

@@ -3,16 +3,21 @@ over the whole matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from codegen import emit
+from hardware_profiles import resolve_cluster
+from planner.costing import Pricing
 from planner.evaluate.heap import CATEGORIES
 from planner.evaluate.replay import peaks, replay
 from planner.ir.graph import ModelGraph
+from planner.ir.placement import BodyPlacement
+from planner.placement import place_graph
+from planner.placement.space import DIVIDED_STATE
 from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
 from tests.matrix.test_matrix import MODELS
@@ -143,13 +148,27 @@ def test_models_of_other_fields(server: Server, name: str, row: Row, tmp_path: P
     compare(server, trace_model(source, sequence=32, dtype="float32"), "fp32", row, tmp_path)
 
 
-def compare(server: Server, graph: ModelGraph, precision: str, row: Row, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_parameter_divided(server: Server, tmp_path: Path) -> None:
+    """Also those whose turned weight is gathered: its gradient is a part that lies otherwise, and is copied."""
+    row = Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)
+    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'signals.py'}:make", {"name": "recalled"}, None)
+    graph = trace_model(source, sequence=32, dtype="float32")
+    pricing = Pricing(resolve_cluster("dgx-h100:1"), row.tensor, row.microbatch)
+    options = place_graph(graph, row.tensor, pricing, split=False, prices=(DIVIDED_STATE,))
+    compare(server, graph, "fp32", row, tmp_path, options[0].placements)
+
+
+def compare(
+    server: Server, graph: ModelGraph, precision: str, row: Row, tmp_path: Path,
+    placements: Mapping[str, BodyPlacement] | None = None,
+) -> None:
     """Every category, of a rank of every stage."""
     split_backward_holds(row.schedule)
     reductions_overlap(precision)
     if any(node.base == "scaled_dot_product_attention" for body in graph.bodies for node in body.nodes):
         flash_attention_keeps(graph.dtype)
-    plan = make_plan(graph, row, precision=precision)
+    plan = make_plan(graph, row, precision=precision, placements=placements)
     emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
     each = row.devices // row.pipeline
     rehearsed = server.rehearse(tmp_path / "program", [rank * each for rank in range(row.pipeline)])
