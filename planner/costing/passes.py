@@ -112,8 +112,13 @@ class BlockPasses:
 
     @cached_property
     def _dies(self) -> Mapping[int, tuple[str, ...]]:
-        """Values that no variable holds, by the primitive that is the last to read them."""
-        last = {value: at for at, p in enumerate(self.primitives) for value, _ in p.reads}
+        """Values that no variable holds, by the primitive that is the last to read them; the caller of an operation holds what
+        it is called with until all of it has run."""
+        ends = {primitive.step: at for at, primitive in enumerate(self.primitives)}
+        last = {
+            value: ends[p.step] if value in self.local.steps[p.step].operands else at
+            for at, p in enumerate(self.primitives) for value, _ in p.reads
+        }
         held = self.emitted.named
         dying: dict[int, list[str]] = {}
         for at, primitive in enumerate(self.primitives):

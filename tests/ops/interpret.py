@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,19 @@ class Passes:
 
     forward: int
     backward: int
+
+
+def forward_peak(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes that a function of new tensors holds at its most, beside them, on fake CPU tensors."""
+    log = StorageLog()
+    with FakeTensorMode(), Recorder(Traffic({}), log):
+        operands = [torch.empty(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        log.begin()
+        before = sum(log.peak().values())
+        result = function(*operands)
+        found = sum(log.peak().values()) - before
+        del result
+    return found
 
 
 def peaks_by_torch(body: Body, batch: int) -> Passes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
@@ -12,7 +15,7 @@ from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.storages import Arrival
 from planner.ir.graph import Body, BodyValue, Node
 from planner.ir.types import Argument, Dtype, Ref, TensorType
-from tests.ops.interpret import Passes, peaks_by_torch, saved_by_torch
+from tests.ops.interpret import Passes, forward_peak, peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary
 from tests.torch_versions import flash_attention_keeps
 
@@ -135,6 +138,24 @@ def test_rms_norm_of_turned_heads(dtype: str, weighted: bool) -> None:
     body = Body("Case", inputs[: 1 + weighted], (), (), nodes, ("o",))
     assert predicted(body) == peaks_by_torch(body, 1)
     assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+def test_what_a_composite_is_called_with_lives_until_it_returns() -> None:
+    """A product without a name, as programs write it."""
+    def normed(x: Tensor, matrix: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(F.linear(x, matrix), (32,), weight)
+
+    x = TensorType(S, "bfloat16")
+    product: Arguments = (("input", Ref("a")), ("weight", Ref("m")), ("bias", None))
+    norm: Arguments = (("input", Ref("projected")), ("normalized_shape", (32,)), ("weight", Ref("w")), ("eps", None))
+    shapes = {"a": S, "m": (32, 32), "w": (32,)}
+    body = Body(
+        "Case", tuple(BodyValue(name, TensorType(shape, "bfloat16"), True) for name, shape in shapes.items()), (), (),
+        (Node("projected", "linear", product, (x,), differentiable=True),
+         Node("normed", "rms_norm", norm, (x,), differentiable=True)),
+        ("normed",),
+    )
+    assert predicted(body).forward == forward_peak(normed, *shapes.values(), dtype=torch.bfloat16)
 
 
 def loss_of(op: str, arguments: Arguments) -> Body:
