@@ -13,7 +13,7 @@ from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.storages import Arrival
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.graph import Body, BodyValue, Node, Source
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from tests.ops.interpret import Passes, forward_peak, peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary
@@ -149,12 +149,13 @@ def test_what_a_composite_is_called_with_lives_until_it_returns() -> None:
     product: Arguments = (("input", Ref("a")), ("weight", Ref("m")), ("bias", None))
     norm: Arguments = (("input", Ref("projected")), ("normalized_shape", (32,)), ("weight", Ref("w")), ("eps", None))
     shapes = {"a": S, "m": (32, 32), "w": (32,)}
-    body = Body(
-        "Case", tuple(BodyValue(name, TensorType(shape, "bfloat16"), True) for name, shape in shapes.items()), (), (),
-        (Node("projected", "linear", product, (x,), differentiable=True),
-         Node("normed", "rms_norm", norm, (x,), differentiable=True)),
-        ("normed",),
+    first, *parameters = (BodyValue(name, TensorType(shape, "bfloat16"), True) for name, shape in shapes.items())
+    line = Source("model.py", 1, "")
+    nodes = (
+        Node("projected", "linear", product, (x,), source=line, differentiable=True),
+        Node("normed", "rms_norm", norm, (x,), source=line, differentiable=True),
     )
+    body = Body("Case", (first,), tuple(parameters), (), nodes, ("normed",))
     assert predicted(body).forward == forward_peak(normed, *shapes.values(), dtype=torch.bfloat16)
 
 
