@@ -1,4 +1,4 @@
-"""Small models of sixty-five families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
+"""Small models of sixty-seven families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
 
     python benchmarks/run_zoo.py [--model NAME]...
 

@@ -232,6 +232,17 @@ class Recalled(nn.Module):
         return self.norm(x + torch.clamp(y, -x.abs(), x.abs()))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer over all steps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.steps = nn.LayerNorm(width), nn.GRU(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.steps(self.norm(x))[0]
+
+
 class Rendered(nn.Module):
     """What is seen along rays: densities that hide what lies behind them (Mildenhall et al. 2020)."""
 
@@ -312,8 +323,8 @@ class Banded(nn.Module):
 
 BLOCKS = {
     "adapted": Adapted, "banded": Banded, "codes": Codes, "conformer": Conformer, "dynamics": Dynamics,
-    "linear_attention": LinearAttention, "messages": Messages, "recalled": Recalled, "rendered": Rendered,
-    "retention": Retention, "routed": Routed, "state_space": StateSpace,
+    "linear_attention": LinearAttention, "messages": Messages, "recalled": Recalled, "recurrent": Recurrent,
+    "rendered": Rendered, "retention": Retention, "routed": Routed, "state_space": StateSpace,
 }
 WHOLE = {"crossed": Crossed, "latents": Latents, "patches": Patches}
 NAMES = (*BLOCKS, *WHOLE, "windows")

@@ -22,11 +22,11 @@ from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
-from planner.ops.families import POINTWISE, RESHAPES, VIEW_FAMILY
+from planner.ops.families import POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
 from planner.ops.layout import Layout, broadcast_sizes, fused_attention, row_major
 from planner.ops.saved import HALF
-from planner.ops.temporaries import temporaries
+from planner.ops.temporaries import stepping_bytes, steps_gradients, temporaries
 
 
 def record(local: LocalBody) -> Tape:
@@ -90,9 +90,9 @@ def _kind(step: Step) -> str:
     return base
 
 
-def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0) -> None:
+def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, waits: int = 0) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own.
-    ``passing``: bytes that the operation holds while it runs; ``storage``: see :class:`Primitive`."""
+    ``passing``: bytes that the operation holds while it runs; ``storage``, ``waits``: see :class:`Primitive`."""
     base = step.node.base if step.node is not None else ""
     reads, sums = list[tuple[str, int | None]](), []
     for at, operand in enumerate(step.operands):
@@ -116,7 +116,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0) -> No
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
         follows=base in POINTWISE, turns=_turns(tape, step), cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS,
-        storage=storage,
+        storage=storage, waits=waits,
     )
 
 
@@ -350,6 +350,15 @@ def _fourier(tape: Tape, step: Step) -> None:
     _single(tape, step, passing=forward_bytes(call), storage=gradient_storage(call))
 
 
+def _recurrent(tape: Tape, step: Step) -> None:
+    assert step.node is not None
+    layouts = tape.local.layouts
+    operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
+    call = Call.of(step.node, operands, outputs, [])
+    # What is kept grows while it runs; a split backward pass keeps what comes into every step's products.
+    _single(tape, step, passing=stepping_bytes(call) + step.extra_bytes, waits=steps_gradients(call))
+
+
 def _loss(tape: Tape, step: Step) -> None:
     """Weights of classes beside other targets than labels are taken to be one operation."""
     if is_composed(tape, step):
@@ -417,5 +426,5 @@ _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "cosine_similarity": _cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
     "loss": _loss, "matmul": _matmul, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
     "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss, "where": _where,
-    **dict.fromkeys(FOURIER, _fourier),
+    **dict.fromkeys(FOURIER, _fourier), **dict.fromkeys(RECURRENT, _recurrent),
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.ir.graph import Node
 from planner.ops.call import Call
+from planner.ops.families import RECURRENT
 from planner.ops.fourier import FOURIER, backward_bytes
 from planner.ops.layout import Layout
 from planner.ops.saved import has_formula
@@ -174,6 +175,38 @@ def _conjugated(call: Call) -> int:
     return max((call.operands[1 - at].size_bytes for at in (0, 1) if call.need(at)), default=0)
 
 
+def _stepped(call: Call) -> int:
+    """Layers that go through a sequence, at most: a step adds its part of the gradient of the hidden weights to that of the
+    steps before it, in a third tensor, when all but the first layer's other gradients are there."""
+    states, ways = 2 if call.node.base == "lstm" else 1, 2 if call.arguments["bidirectional"] else 1
+    biases = bool(call.arguments["has_biases"])
+    each: int = ways * (4 if biases else 2)
+    first = range(1 + states, 1 + states + each)
+    made: int = sum(call.operands[at].size_bytes for at in (0, *first) if call.need(at))
+    added: int = sum(call.operands[first[at]].size_bytes for at in ((1, 3) if biases else (1,)))
+    return max(0, 3 * added - made)
+
+
+def _gates(call: Call) -> int:
+    """Bytes of all gates of all steps of one layer, both ways."""
+    return {"gru": 3, "lstm": 4}.get(call.node.base, 1) * call.size
+
+
+def steps_gradients(call: Call) -> int:
+    """What comes into the products of inputs and of hidden states, of all layers."""
+    layers = call.arguments["num_layers"]
+    assert isinstance(layers, int)
+    return 2 * layers * _gates(call)
+
+
+def stepping_bytes(call: Call) -> int:
+    """What such layers hold while they run forward, at most: the products of a layer's inputs of all steps, and its inputs with
+    the steps outermost."""
+    ways = 2 if call.arguments["bidirectional"] else 1
+    inputs, results = call.operands[0].size_bytes, call.size
+    return _gates(call) // ways + (max(inputs, results) if call.arguments["num_layers"] != 1 else inputs)
+
+
 _RULES: Mapping[str, Callable[[Call], int]] = {
     "addmm": _scaled, "amax": _extreme, "amin": _extreme, "baddbmm": _scaled, "binary_cross_entropy_with_logits": _crossed,
     "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient, "fmax": _outlived, "fmin": _outlived,
@@ -182,4 +215,5 @@ _RULES: Mapping[str, Callable[[Call], int]] = {
     "minimum": _larger, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers, "pow": _power,
     "scatter_reduce": _scattered, "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference,
     "var": _variance, "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes),
+    **dict.fromkeys(RECURRENT, _stepped),
 }

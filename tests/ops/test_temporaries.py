@@ -159,6 +159,33 @@ def test_what_a_composite_is_called_with_lives_until_it_returns() -> None:
     assert predicted(body).forward == forward_peak(normed, *shapes.values(), dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("sizes", [(2, 16, 32, 32), (4, 32, 32, 32), (1, 8, 64, 64), (2, 16, 16, 64)], ids=str)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("base", "gates"), [("gru", 3), ("lstm", 4), ("rnn_tanh", 1)])
+def test_recurrent_layers_are_bounded(base: str, gates: int, layers: int, sizes: tuple[int, int, int, int]) -> None:
+    """In float64, where no fused kernel takes the LSTM. ``sizes``: samples, steps, width, hidden width."""
+    samples, steps, width, hidden = sizes
+    state = ("h", "c") if base == "lstm" else ("h",)
+    shapes = {"x": (samples, steps, width)} | dict.fromkeys(state, (layers, samples, hidden))
+    for layer in range(layers):
+        parts = ((gates * hidden, hidden if layer else width), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,))
+        shapes |= {f"w{layer}{at}": shape for at, shape in enumerate(parts)}
+    inputs = tuple(BodyValue(name, TensorType(shape, "float64"), name[0] in "xw") for name, shape in shapes.items())
+    arguments: Arguments = (
+        ("input", Ref("x")), ("hx", tuple(map(Ref, state)) if base == "lstm" else Ref("h")),
+        ("params", tuple(Ref(name) for name in shapes if name[0] == "w")), ("has_biases", True), ("num_layers", layers),
+        ("dropout", 0.0), ("train", True), ("bidirectional", False), ("batch_first", True),
+    )
+    result, last = TensorType((samples, steps, hidden), "float64"), TensorType((layers, samples, hidden), "float64")
+    nodes = (
+        Node("all", f"{base}.input", arguments, (result, *(last for _ in state)), differentiable=True),
+        Node("o", "getitem", (("self", Ref("all")), ("index", 0)), (result,), differentiable=True),
+    )
+    said, held = predicted(body := Body("Case", inputs, (), (), nodes, ("o",))), peaks_by_torch(body, 1)
+    assert held.forward <= said.forward <= 1.5 * held.forward
+    assert held.backward <= said.backward <= 2 * held.backward
+
+
 def loss_of(op: str, arguments: Arguments) -> Body:
     """Of a tensor that has a gradient (another in ``b``), against targets ``t`` or labels ``l`` that have none."""
     dims = {"a": FLAT, "b": FLAT, "t": FLAT, "l": LABELS, "p": FLAT[1:]}
