@@ -1,4 +1,4 @@
-"""Small models of sixty-seven families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
+"""Small models of seventy-four families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
 
     python benchmarks/run_zoo.py [--model NAME]...
 
@@ -40,7 +40,7 @@ from tests.rehearse.programs import NO_MEMORY  # noqa: E402
 from tests.rehearse.server import Server  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
-FILES = ("texts", "images", "diffusion", "signals")
+FILES = ("texts", "images", "diffusion", "signals", "recent")
 SEQUENCE = 32
 PIPELINE = Row(pipeline=2, accumulation=4, microbatch=2)
 ROWS = (PIPELINE, Row(data=2, zero=3, accumulation=2, recompute="full"))

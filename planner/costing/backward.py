@@ -202,7 +202,7 @@ class Backward:
         """Gradients of the parameters that join at these nodes; those that are added to older ones are returned. Where one
         of the nodes leads to another, the way between is gone again, and what arrives is replaced by what came in before."""
         found: dict[str, Gradient] = {}
-        wanted = self.block.paths.derived.keys() | self.block.paths.after(nodes)
+        wanted = self.block.paths.leading_to(nodes) | self.block.paths.after(nodes)
         kept = self.block.paths.goes_over_others(nodes)
         self.gradients = {}
         for at in range(nodes[-1], -1, -1):

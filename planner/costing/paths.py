@@ -41,6 +41,12 @@ class Paths:
         """Values that are made of parameters alone, and of which."""
         return self._meetings[0]
 
+    def leading_to(self, nodes: Collection[int]) -> frozenset[str]:
+        """Values that are made of the parameters alone that join at these primitives."""
+        derived, meetings = self._meetings
+        names = frozenset(name for at in nodes for name in meetings[at])
+        return frozenset(value for value, own in derived.items() if own & names)
+
     @property
     def joins(self) -> frozenset[int]:
         """Primitives in which a path from a parameter meets the path of the inputs."""

@@ -114,6 +114,8 @@ FIELDS = [
     ("messages", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
     ("recalled", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
+    # A way between two nodes of a group over nodes of others, whose weights are made of their parameters first.
+    ("recent:sphere", SPLIT), ("dynamics", SPLIT),
     # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
     ("diffusion:unet", SPLIT),
     ("state_space", Row(pipeline=2, accumulation=4, microbatch=2)), ("rendered", SPLIT), ("windows", SPLIT),
