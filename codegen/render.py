@@ -91,7 +91,7 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
     predicted = ""
     if prediction:
         predicted = (
-            f"{prediction.step_s:.4g} s a step, {plan.throughput(prediction.step_s)}, MFU {prediction.mfu:.1%}, "
+            f"{prediction.step_s:.4g} s a step, {prediction.rate(plan.batch.total)}, MFU {prediction.mfu:.1%}, "
             f"{prediction.peak_memory_bytes / 2**30:.3g} GiB at the peak"
         )
     return {

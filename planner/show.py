@@ -72,7 +72,7 @@ def _headline(bundle: Bundle) -> Table:
         "schedule": f"{schedule.name}{virtual}",
         "batch": f"{batch.total} samples{of_tokens} = {mesh.data} data ranks x {batch.accumulation}"
                  f" micro-batches of {batch.micro}",
-        "predicted": f"{seconds(prediction.step_s)} a step, {plan.throughput(prediction.step_s)},"
+        "predicted": f"{seconds(prediction.step_s)} a step, {prediction.rate(plan.batch.total)},"
                      f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
         "proof": proof,
     }

@@ -151,7 +151,15 @@ def _processes() -> int:
     """How many there are: known before they join, for one that leaves at once would take the others' connections with it."""
     if dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    if "RANK" not in os.environ:
+        return 1
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise ProgramError(name, "is not set beside RANK", "start the program with torchrun")
+    size = os.environ["WORLD_SIZE"]
+    if not size.isdecimal():
+        raise ProgramError("WORLD_SIZE", f"is {size!r}, no number", "start the program with torchrun")
+    return int(size)
 
 
 def _join(kind: str) -> None:

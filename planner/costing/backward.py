@@ -78,8 +78,8 @@ class Backward:
             for gradient in incoming:
                 gradient.storage.references += 1
             self.waiting[at] = list(incoming)
-            if primitive.waits:
-                self.waiting[at].append(Gradient(self.heap.make(primitive.waits), primitive.waits))
+            if primitive.inner:
+                self.waiting[at].append(Gradient(self.heap.make(2 * primitive.inner), 2 * primitive.inner))
         for gradient in incoming:
             self.heap.drop(gradient.storage)
         if release:
@@ -218,8 +218,8 @@ class Backward:
             reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
             made = self._gradients(primitive, reads, incoming[0], ())
             whole = sum(size for value, size in primitive.sums if value in wanted)
-            # Half of what waits are gradients of input products: made once more on the way from step to step, and replaced.
-            self.heap.passing(whole + primitive.backward_scratch + primitive.waits // 2)
+            # On the way from step to step, those of the input products are made once more, and replaced.
+            self.heap.passing(whole + primitive.backward_scratch + primitive.inner)
             if not kept:
                 self._let_go(at)
             for gradient in () if joins else incoming:

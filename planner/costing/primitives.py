@@ -16,6 +16,7 @@ from math import prod
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import cross_entropy, is_composed, vocabulary_loss
+from planner.costing.norms import cosine_similarity, rms_norm
 from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
 from planner.ir.placement import Placement
@@ -24,9 +25,9 @@ from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
-from planner.ops.layout import Layout, broadcast_sizes, fused_attention, row_major
+from planner.ops.layout import Layout, fused_attention
 from planner.ops.saved import HALF
-from planner.ops.temporaries import stepping_bytes, steps_gradients, temporaries
+from planner.ops.temporaries import all_gates, stepping_bytes, temporaries
 
 
 def record(local: LocalBody) -> Tape:
@@ -90,9 +91,9 @@ def _kind(step: Step) -> str:
     return base
 
 
-def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, waits: int = 0) -> None:
+def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner: int = 0) -> None:
     """One autograd node. Views and sums hand gradients on (reduced where they were broadcast); others make their own.
-    ``passing``: bytes that the operation holds while it runs; ``storage``, ``waits``: see :class:`Primitive`."""
+    ``passing``: bytes that the operation holds while it runs; ``storage``, ``inner``: see :class:`Primitive`."""
     base = step.node.base if step.node is not None else ""
     reads, sums = list[tuple[str, int | None]](), []
     for at, operand in enumerate(step.operands):
@@ -116,7 +117,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, waits
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
         follows=base in POINTWISE, turns=_turns(tape, step), cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS,
-        storage=storage, waits=waits,
+        storage=storage, inner=inner,
     )
 
 
@@ -141,8 +142,10 @@ def _made(tape: Tape, step: Step, at: int) -> int:
     made, alike = operand.size_bytes, operand.sizes == result.sizes and operand.dtype == result.dtype
     if base in _VIEW_GRADIENTS:
         return _part(tape, step) if base in _JOINS else PASS
-    if (base in _SPREADS and not (base == "sum" and operand.dtype != result.dtype)) or (at and base in _PATCHES):
-        return PART  # (Spread in another precision it is made whole: engine.cpp, validate_outputs.)
+    if base == "sum" and operand.dtype != result.dtype:
+        return made  # Spread, then whole in the operand's precision (engine.cpp, ``validate_outputs``).
+    if base in _SPREADS or (at and base in _PATCHES):
+        return PART
     if base in _EXPANDS and alike:
         return PASS
     hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
@@ -207,53 +210,6 @@ _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
 })) | _JOINS
 
 
-def _rms_norm(tape: Tape, step: Step) -> None:
-    """torch's composite (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_composite``): [cast], square, mean, rsqrt, two
-    products, [a copy into rows], [cast]. A product's backward is a product an operand, then a sum where the operand was
-    broadcast."""
-    x, weight = step.operands[0], step.operands[1] if len(step.operands) > 1 else None
-    half = tape.local.types[x].dtype in HALF
-    item = DTYPE_BYTES[tape.local.types[x].dtype]
-    wide = max(4, item) if half else item
-    size = tape.bytes_of(x) // item * wide
-    assert step.node is not None
-    normalized = step.node.argument("normalized_shape")
-    width = prod(int(str(extent)) for extent in normalized) if isinstance(normalized, tuple) else 1
-    rows = size // max(width, 1)
-    lined = not tape.local.layouts[x].in_order
-    source = x
-    if half:
-        source = tape.name("wide")
-        tape.add([(x, tape.gradient(x, tape.bytes_of(x)))], [(source, size)], follows=True)
-    turns = [source] if lined else []
-    need = tape.gradient(x, size)
-    square, mean, root, normal = (tape.name(n) for n in ("square", "mean", "root", "normal"))
-    tape.add([(source, need)], [(square, size)], [source] if need else [], backward=2 * size, turns=turns)
-    tape.add([(square, need)], [(mean, rows)])
-    tape.temporary.add(square)
-    # An expression's parts live until it is over, the square too.
-    tape.add([(mean, rows if need else None), (square, None)], [(root, rows)], [root] if need else [], backward=2 * rows)
-    result, last = step.outputs[0], weight is None
-    scaled = normal if not last or half or lined else result
-    keeps = [source, root] if need else []
-    tape.add([(source, need), (root, rows if need else None)], [(scaled, size)], keeps, backward=size, turns=turns)
-    if weight is not None:
-        scaled = tape.name("scaled") if half or lined else result
-        made = tape.gradient(weight, tape.bytes_of(weight))
-        keeps = [normal] if made is not None else []
-        tape.add(
-            [(normal, need), (weight, made), (root, None)], [(scaled, size)], [*keeps, *([weight] if need else [])],
-            sums=[] if made is None else [(weight, size + (made // item * wide if half else 0))],
-        )
-    # The composite's own variables live until it returns.
-    own = [(value, None) for value in (source, root)]
-    if lined:
-        before, scaled = scaled, tape.name("lined") if half else result
-        tape.add([(before, PASS if step.differentiable else None), *own], [(scaled, size)])
-    if half:
-        tape.add([(scaled, size if step.differentiable else None), *own], tape.outputs_of(step))
-
-
 def _group_norm(tape: Tape, step: Step) -> None:
     """It lines its input up first, where that lies otherwise, and keeps the copy (aten/src/ATen/native/group_norm.cpp)."""
     x = step.operands[0]
@@ -266,35 +222,6 @@ def _group_norm(tape: Tape, step: Step) -> None:
     keeps = dict.fromkeys(lined if value == tape.local.root[x] else value for value in step.kept)
     kept = tuple(keeps) if step.differentiable else ()
     tape.add([(lined, need), *reads], tape.outputs_of(step), kept, extra=step.extra_bytes)
-    return None
-
-
-def _cosine_similarity(tape: Tape, step: Step) -> None:
-    """Each operand by its own norm, then a product and its sum (aten/src/ATen/native/Distance.cpp, ``cosine_similarity``)."""
-    layouts, rows = [tape.local.layouts[value] for value in step.operands], tape.bytes_of(step.outputs[0])
-    sizes = broadcast_sizes(layouts[0].sizes, layouts[1].sizes)
-    whole, mask = row_major(sizes, layouts[0].dtype).size_bytes, tape.local.layouts[step.outputs[0]].elements
-    parts, own = list[tuple[str, int | None]](), list[tuple[str, None]]()
-    for at, (x, layout) in enumerate(zip(step.operands, layouts, strict=True)):
-        norm, bounded, part, expanded = (tape.name(f"{name} {at}") for name in ("norm", "bounded", "part", "expanded"))
-        need, size = tape.gradient(x, whole), whole
-        row = None if need is None else rows
-        if layout.sizes != sizes:
-            tape.add([(x, tape.gradient(x, layout.size_bytes))], [(expanded, None)])
-            x = expanded
-        tape.add([(x, need)], [(norm, rows)], [x, norm] if need else [], backward=size + mask)
-        tape.add([(norm, None if need is None else PASS)], [(bounded, rows)])
-        tape.add(
-            [(x, need), (bounded, row)], [(part, size)], [x, bounded] if need else [], backward=2 * size if need else 0,
-            sums=[(bounded, size)] if need else [], late=1 if need else 0,
-        )
-        parts.append((part, need))
-        own += [(part, None), (bounded, None)]  # Variables, and an expression's parts, live until it returns.
-    product, least = tape.name("product"), tape.name("least norm")
-    keeps = [value for (value, _), (_, need) in zip(parts, reversed(parts), strict=True) if need is not None]
-    tape.add([(step.operands[0], None)], [(least, DTYPE_BYTES[tape.local.types[step.operands[0]].dtype])])
-    tape.add(parts, [(product, whole)], keeps)
-    tape.add([(product, PART if step.differentiable else None), (least, None), *own], tape.outputs_of(step))
     return None
 
 
@@ -341,22 +268,22 @@ def _where(tape: Tape, step: Step) -> None:
     _single(tape, step, passing=DTYPE_BYTES[tape.local.types[step.outputs[0]].dtype] if number else 0)
 
 
-def _fourier(tape: Tape, step: Step) -> None:
+def _call(tape: Tape, step: Step) -> Call:
     assert step.node is not None
     layouts = tape.local.layouts
     operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
-    needs = [needs_gradient(tape.local, value) for value in step.operands]
-    call = Call.of(step.node, operands, outputs, needs)
+    return Call.of(step.node, operands, outputs, [needs_gradient(tape.local, value) for value in step.operands])
+
+
+def _fourier(tape: Tape, step: Step) -> None:
+    call = _call(tape, step)
     _single(tape, step, passing=forward_bytes(call), storage=gradient_storage(call))
 
 
 def _recurrent(tape: Tape, step: Step) -> None:
-    assert step.node is not None
-    layouts = tape.local.layouts
-    operands, outputs = ([layouts[value] for value in values] for values in (step.operands, step.outputs))
-    call = Call.of(step.node, operands, outputs, [])
-    # What is kept grows while it runs; a split backward pass keeps what comes into every step's products.
-    _single(tape, step, passing=stepping_bytes(call) + step.extra_bytes, waits=steps_gradients(call))
+    call = _call(tape, step)
+    # What is kept grows while it runs.
+    _single(tape, step, passing=stepping_bytes(call) + step.extra_bytes, inner=all_gates(call))
 
 
 def _loss(tape: Tape, step: Step) -> None:
@@ -423,8 +350,8 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
-    "conversion": _conversion, "cosine_similarity": _cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
-    "loss": _loss, "matmul": _matmul, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
+    "conversion": _conversion, "cosine_similarity": cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
+    "loss": _loss, "matmul": _matmul, "rms_norm": rms_norm, "scaled_dot_product_attention": _attention,
     "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss, "where": _where,
     **dict.fromkeys(FOURIER, _fourier), **dict.fromkeys(RECURRENT, _recurrent),
 }

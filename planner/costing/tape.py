@@ -32,8 +32,9 @@ class Primitive:
     are not evenly apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one;
     ``turns``: values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the
     result's); ``cuts``: what it hands on is a view of the gradient that came in; ``storage``: bytes of the storage in which a
-    gradient lies that it makes, where that is larger; ``waits``: bytes that come into the nodes it is made of which parameters
-    join, beside what comes into itself; ``step``: position of the step that it belongs to.
+    gradient lies that it makes, where that is larger; ``inner``: bytes of gradients that come into its products of inputs, of
+    all steps, and as many into those of hidden states (recurrent layers: parameters join in both); ``step``: position of the
+    step that it belongs to.
     """
 
     step: int
@@ -53,7 +54,7 @@ class Primitive:
     turns: tuple[str, ...] = ()
     cuts: bool = False
     storage: int = 0
-    waits: int = 0
+    inner: int = 0
 
 
 @dataclass
@@ -89,13 +90,13 @@ class Tape:
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
         merges: bool = False, follows: bool = False, turns: Sequence[str] = (), cuts: bool = False, storage: int = 0,
-        waits: int = 0,
+        inner: int = 0,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
-            follows, tuple(turns), cuts, storage, waits,
+            follows, tuple(turns), cuts, storage, inner,
         ))
 
     def name(self, suffix: str) -> str:

@@ -109,11 +109,6 @@ class Plan:
             return 2 * pipeline - 1 - stage
         return stage % pipeline
 
-    def throughput(self, step_s: float) -> str:
-        """Of a step of so many seconds: tokens a second, or samples where these are no sequences of tokens."""
-        count, unit = (self.batch.total * self.sequence, "tokens") if self.sequence else (self.batch.total, "samples")
-        return f"{count / step_s:,.0f} {unit}/s"
-
     def stages_of_rank(self, pipeline_rank: int) -> tuple[StagePlan, ...]:
         return tuple(stage for stage in self.stages if self.rank_of_stage(stage.index) == pipeline_rank)
 
@@ -176,3 +171,7 @@ class Prediction:
     @property
     def fits(self) -> bool:
         return self.peak_memory_bytes <= self.memory_limit_bytes
+
+    def rate(self, samples: int) -> str:
+        """Tokens a second, or samples, of which a step has so many, where they are no sequences of tokens."""
+        return f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{samples / self.step_s:,.0f} samples/s"

@@ -192,11 +192,11 @@ def _gates(call: Call) -> int:
     return {"gru": 3, "lstm": 4}.get(call.node.base, 1) * call.size
 
 
-def steps_gradients(call: Call) -> int:
-    """What comes into the products of inputs and of hidden states, of all layers."""
+def all_gates(call: Call) -> int:
+    """Bytes of them of all layers."""
     layers = call.arguments["num_layers"]
     assert isinstance(layers, int)
-    return 2 * layers * _gates(call)
+    return layers * _gates(call)
 
 
 def stepping_bytes(call: Call) -> int:

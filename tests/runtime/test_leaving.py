@@ -67,3 +67,27 @@ def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
     with pytest.raises(SystemExit) as left:
         launch.main_guard(refused)
     assert left.value.code == 2 and capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "WORLD_SIZE: is not set beside RANK; start the program with torchrun"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR: is not set beside RANK; start the program with torchrun"),
+        (
+            {"WORLD_SIZE": "two", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "WORLD_SIZE: is 'two', no number; start the program with torchrun",
+        ),
+    ],
+)
+def test_half_of_torchruns_environment_is_named(
+    environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank started by hand, or by another launcher, that was not told where the others are."""
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProgramError) as wrong:
+        launch.start(device="cpu")
+    assert str(wrong.value) == said
