@@ -10,6 +10,7 @@ import atexit
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .collectives import TensorAxis
 from .errors import ProgramError, raise_together
+
+LEAVES_AFTER_S = 30.0
+"""How long a rank that was refused waits for rank 0 to say why: torchrun ends all ranks as soon as one has left."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,8 @@ def main_guard(main: Callable[[], None]) -> None:
     except ProgramError as error:
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(LEAVES_AFTER_S)
         _leave(error.exit_code)
     finally:
         if dist.is_initialized():

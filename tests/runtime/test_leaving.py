@@ -61,12 +61,15 @@ def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
     def refused() -> None:
         raise ProgramError("file", "is wrong", "another")
 
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
     with pytest.raises(SystemExit) as left:
         launch.main_guard(refused)
     assert left.value.code == 2 and capsys.readouterr().err == said
+    assert len(waited) == int(rank)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,17 @@ ROOT = Path(__file__).parents[2]
 EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": [2, 0, 1, 3, 2, 2]}
 
 
-def torchrun(toy: dict[str, object], ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+TRAIN = Path(__file__).with_name("toy_train.py")
+
+
+def torchrun(
+    toy: dict[str, object], ranks: int, *arguments: str, program: Path = TRAIN
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, "TOY": json.dumps(toy), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*command, str(Path(__file__).with_name("toy_train.py")), *arguments], capture_output=True, text=True,
-        timeout=300, env={**os.environ, "TOY": json.dumps(toy), "OMP_NUM_THREADS": "1"}, check=False, cwd=ROOT,
+        [*command, str(program), *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False,
+        cwd=ROOT,
     )
 
 
@@ -59,6 +65,26 @@ def test_text_is_prepared_and_trained_on_or_refused_in_one_line(tmp_path: Path) 
     assert refused.stderr.count("error: ") == 1
     assert "ProgramError" not in refused.stderr
     assert "exitcode  : 2" in refused.stderr
+
+
+LATE = """
+import os, time
+from runtime.errors import ProgramError
+from runtime.launch import main_guard
+
+def main():
+    time.sleep(0 if os.environ["RANK"] == "1" else 3)
+    raise ProgramError("file", "is wrong")
+
+main_guard(main)
+"""
+
+
+def test_rank_0_says_why_though_another_is_refused_first(tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    refused = torchrun({}, 2, program=program)
+    assert refused.stderr.count("error: file: is wrong") == 1
 
 
 @pytest.mark.slow
