@@ -13,7 +13,7 @@ from runtime.loop import Program, train
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
 from runtime.settings import Settings, check_settings
-from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, ZeroStage, shard
+from runtime.zero import MASTER_DTYPE, ZeroStage, shard
 
 PRECISION = "bf16"
 SEQUENCE = 16
@@ -58,8 +58,7 @@ def crossing(module_names, world):
     for name in module_names:
         shape, dtype, dim, gradient = CROSSING[name]
         local = [world.tensor.size(extent) if at == dim else extent for at, extent in enumerate(shape)]
-        kind = COMPUTE_DTYPE[PRECISION] if dtype.is_floating_point else dtype
-        tensors.append(torch.empty(local, dtype=kind, device="meta", requires_grad=gradient))
+        tensors.append(torch.empty(local, dtype=dtype, device="meta", requires_grad=gradient))
     return tensors
 
 
