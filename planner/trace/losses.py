@@ -12,6 +12,7 @@ from planner.ir.errors import ModelError
 from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
 from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
+from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph, place
 
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
@@ -94,8 +95,8 @@ class _Separator:
             return self._reduced(node, arguments["self"].name)
         if node.op in ("div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
             return self._scaled(node, arguments["self"].name, arguments.get("other"))
-        if node.base == "add":
-            raise self._refuse(node, "it adds several averages, whose weights may differ")
+        if node.base in ("add", "sub"):
+            return self._added(node, arguments)
         raise self._refuse(node, f"it ends in {node.base}")
 
     def _sums(self, node: Node, arguments: dict[str, Argument]) -> bool:
@@ -139,8 +140,7 @@ class _Separator:
     def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
         inner = self.graph.by_name.get(operand)
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
-            summed = inner.op == "sum" or dict(inner.arguments).get("reduction") == SUM
-            if not summed or inner.type.shape != ():
+            if inner.type.shape != () or _not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
             return operand, other.name if isinstance(other, Ref) else self._count((other,))
         if isinstance(other, (Ref, BatchMultiple)):
@@ -148,6 +148,49 @@ class _Separator:
         total, weight = self.parts(operand)
         arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
         return self._add("scaled", node.op, arguments, node.type, node, differentiable=True), weight
+
+    def _added(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
+        """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion."""
+        first, second = arguments["self"], arguments["other"]
+        assert isinstance(first, Ref)
+        if second == 0:  # Python's sum() begins with it.
+            return self.parts(first.name)
+        if not isinstance(second, Ref):
+            raise self._refuse(node, "it adds a number")
+        (total, weight), (other, its_weight) = self.parts(first.name), self.parts(second.name)
+        proportion = self._proportion(weight, its_weight)
+        if proportion is None:
+            raise self._refuse(node, "it adds averages over different numbers of terms, which the batch decides")
+        if proportion != 1:
+            scale = (("self", Ref(other)), ("other", proportion))
+            other = self._add("scaled", "mul.Tensor", scale, node.type, node, differentiable=True)
+        operands = {"self": Ref(total), "other": Ref(other)}
+        both = tuple((key, operands.get(key, value)) for key, value in node.arguments)
+        return self._add("added", node.op, both, node.type, node, differentiable=True), weight
+
+    def _proportion(self, first: str, second: str) -> float | None:
+        """How many times the second weight the first is, whatever the batch; None where that is not known."""
+        if self._alike(first, second):
+            return 1
+        counts = [dict(self._node(name).arguments).get("fill_value") for name in (first, second)]
+        one, other = (count.factor if isinstance(count, BatchMultiple) else None for count in counts)
+        return None if one is None or other is None else one / other
+
+    def _alike(self, first: str, second: str) -> bool:
+        """Whether two values are computed alike."""
+        if first == second:
+            return True
+        if first in self.graph.inputs or second in self.graph.inputs:
+            return False
+        one, other = self._node(first), self._node(second)
+        renamed = dict(zip(other.operands, one.operands, strict=False))
+        return (
+            len(one.operands) == len(other.operands) and substitute(other, renamed).arguments == one.arguments
+            and one.op == other.op and all(map(self._alike, one.operands, other.operands))
+        )
+
+    def _node(self, name: str) -> Node:
+        return self.graph.by_name.get(name) or next(node for node in self.added if node.name == name)
 
     def _again(self, node: Node, **changed: Argument) -> str:
         arguments = tuple((key, changed.get(key, value)) for key, value in node.arguments)

@@ -16,6 +16,11 @@ def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return ((outputs - batch["target"] - 10) ** 2).mean()
 
 
+def two_averages(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """The same, and one of other, fewer terms."""
+    return loss(outputs, batch) + 3 * nn.functional.l1_loss(outputs[..., :5].sum(1), batch["target"][:, 0, :5])
+
+
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

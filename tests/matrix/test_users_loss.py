@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from planner.trace import load_model, trace_model
 from runtime.data import BatchInput, make_batches
@@ -15,13 +18,15 @@ from tests.matrix.programs import emitted, losses
 from tests.matrix.reference import SEED, worst_gradient
 from tests.matrix.workers import Workers
 
+Loss = Callable[[Tensor, dict[str, Tensor]], Tensor]
 pytestmark = pytest.mark.slow
 ROWS = [Row(accumulation=2, microbatch=3), Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe")]
 
 
+@pytest.mark.parametrize("loss", [regression.loss, regression.two_averages], ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
-def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row: Row, tmp_path: Path) -> None:
-    source = load_model(f"{regression.__file__}:regression", {}, None)
+def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row: Row, loss: Loss, tmp_path: Path) -> None:
+    source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=loss)
     program = emitted(trace_model(source, dtype="float64"), row, tmp_path / "program")
     files = tmp_path / "start.pt", tmp_path / "gradients.pt"
     reports = program.train(workers, 1, "--export-start", str(files[0]), "--dump-gradients", str(files[1]))
@@ -31,7 +36,7 @@ def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row:
         BatchInput(name, (12, width), torch.float64, "other", 0) for name, width in (("features", 30), ("target", 18))
     ]
     batch = make_batches(inputs, None, SEED, 6, 0, 1, torch.device("cpu")).at(0)
-    expected = regression.loss(plain(batch["features"]), batch)
+    expected = loss(plain(batch["features"]), batch)
     expected.backward()
     assert losses(reports) == pytest.approx([expected.item()], rel=1e-12)
     gradients = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}

@@ -43,6 +43,10 @@ def make():
     "return ((outputs - batch['target']) ** 2).sum(), batch['target'].numel()",
     "return F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
     "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
+    "return F.mse_loss(outputs, batch['target']) + 0.5 * F.l1_loss(outputs[:, 0], batch['scale']) - outputs.abs().mean()",
+    "return sum((F.mse_loss(outputs, batch['target']), outputs.square().mean()))",
+    "return F.cross_entropy(outputs, batch['labels']) + 0.1 * F.cross_entropy(2 * outputs, batch['labels'])",
+    "w = batch['scale']; return (outputs[:, 0] * w).sum() / w.sum() - 2 * (outputs[:, 1] * w).sum() / batch['scale'].sum()",
     "return 2 * (outputs ** 2).sum() + F.mse_loss(outputs, batch['target'], reduction='sum'), batch['scale'].sum()",
 ])
 def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], line: str) -> None:
@@ -68,7 +72,10 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "adds several averages"),
+    ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "different numbers of terms"),
+    ("return F.cross_entropy(outputs, batch['labels']) + F.cross_entropy(outputs, batch['labels'], ignore_index=0)",
+     "different numbers of terms"),
+    ("return F.mse_loss(outputs, batch['target']) + 1", "adds a number"),
     ("return outputs.max()", "ends in max"),
     ("return F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
     ("return outputs", "returned no scalar"),
@@ -100,6 +107,8 @@ def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
     ("return ((outputs - batch['target']) ** 2).mean()", lambda x, y: (x - y) ** 2),
     ("return F.mse_loss(outputs, batch['target'])", lambda x, y: (x.float() - y.float()) ** 2),
     ("return 0.5 * F.l1_loss(outputs, batch['target'])", lambda x, y: 0.5 * (x - y).abs().float()),
+    ("return F.l1_loss(outputs, batch['target']) + 3 * F.mse_loss(outputs[:, 0], batch['target'][:, 0])",
+     lambda x, y: (x - y).abs().float().sum(-1) + 15 * (x[:, 0].float() - y[:, 0].float()) ** 2),
     ("return ((outputs - batch['target']) ** 2).sum(-1).sum() / batch['scale'].sum()", lambda x, y: ((x - y) ** 2).sum(-1)),
     ("return -F.nll_loss(outputs, batch['labels'], reduction='sum'), batch['scale'].sum()", lambda x, y: x[:, 1]),
     ("return (outputs.abs().sum() + 3 * outputs.abs().sum(0).sum()).to(outputs.dtype), batch['scale'].sum()",
