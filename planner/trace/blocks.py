@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.graph import Node
@@ -70,7 +70,9 @@ def _tokens(graph: FlatGraph, nodes: Sequence[Node]) -> list[int]:
 
 
 def _families(nodes: Sequence[Node], tokens: Sequence[int]) -> list[_Span]:
-    """Members of the outermost families of repeating siblings, extended over the gaps that repeat with them."""
+    """Members of the outermost families of repeating siblings, extended over the gaps that repeat with them. Those of a list
+    repeat where their operations do, whatever their sizes and numbers (a dilation, a rate that grows)."""
+    operations = [node.op for node in nodes]
     members: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
         parts = node.module.split(".") if node.module else []
@@ -81,19 +83,21 @@ def _families(nodes: Sequence[Node], tokens: Sequence[int]) -> list[_Span]:
         children[path.rpartition(".")[0]].append(path)
     chosen: list[_Span] = []
     for parent in sorted(children, key=lambda path: (path.count(".") + bool(path), path)):
-        family = _family(nodes, tokens, members, children[parent], children)
         inside = any(parent == span.path or parent.startswith(f"{span.path}.") for span in chosen)
-        extended = _extended(family, tokens) if family and not inside else []
+        extended = list[_Span]()
+        if not inside:
+            listed = [path for path in children[parent] if path.rpartition(".")[2].isdigit()]
+            extended = _family(nodes, tokens, members, children[parent]) or _family(nodes, operations, members, listed)
         if not any(a.first < b.last and b.first < a.last for a in extended for b in chosen):
             chosen.extend(extended)
     return sorted(chosen, key=lambda span: span.first)
 
 
 def _family(
-    nodes: Sequence[Node], tokens: Sequence[int], members: Mapping[str, list[int]], siblings: Sequence[str],
-    children: Mapping[str, list[str]],
+    nodes: Sequence[Node], tokens: Sequence[Hashable], members: Mapping[str, list[int]], siblings: Sequence[str]
 ) -> list[_Span]:
-    """Spans of the siblings that repeat, and of those between them that resemble them; none where they interleave."""
+    """Spans of the siblings that repeat, and of those between them that resemble them; none where they interleave. Extended
+    over their surroundings."""
     kinds = {path: tuple(tokens[index] for index in members[path]) for path in siblings}
     counts = Counter(kinds.values())
 
@@ -113,10 +117,10 @@ def _family(
     spans = sorted((_Span(path, members[path][0], members[path][-1] + 1) for path in similar), key=lambda s: s.first)
     if any(following.first < span.last for span, following in itertools.pairwise(spans)):
         return []
-    return spans
+    return _extended(spans, tokens)
 
 
-def _extended(spans: list[_Span], tokens: Sequence[int]) -> list[_Span]:
+def _extended(spans: list[_Span], tokens: Sequence[Hashable]) -> list[_Span]:
     """Give each member what its parent does around it (a norm before, a residual sum after), where all do the same.
 
     The nodes between two members are an epilogue of the one, as far as the nodes after the last member are alike, and

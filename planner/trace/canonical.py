@@ -16,6 +16,7 @@ ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"})
 CASTS = frozenset({"to", "_to_copy", "type_as"})
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
+SOFTMAXES = frozenset({"softmax", "log_softmax"})
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
 FIRST = {"native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d"}
@@ -187,6 +188,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield turned(node, node.type.rank)
     elif node.base == "einsum":
         yield from in_pairs(node, types)
+    elif node.base in SOFTMAXES and arguments["dtype"] is not None:
+        yield from _cast_first(node, types)
     elif node.base in SYNONYMS:
         operands = zip(("self", "mat2", "offs"), node.operands, strict=True)
         said = (*((name, Ref(operand)) for name, operand in operands), ("bias", None), ("out_dtype", None))
@@ -197,3 +200,15 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
 
 def _sum(node: Node, product: str, bias: Argument) -> Node:
     return replace(node, op="add.Tensor", arguments=(("self", Ref(product)), ("other", bias), ("alpha", 1)))
+
+
+def _cast_first(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
+    """A softmax in another precision, as torch takes it apart (aten/src/ATen/native/SoftMax.cpp, ``softmax``)."""
+    operand, *others = node.arguments
+    source = node.operands[0]
+    if types[source].dtype != node.type.dtype:
+        cast = (operand, ("dtype", Dtype(node.type.dtype)), ("non_blocking", False), ("copy", False))
+        wide = replace(types[source], dtype=node.type.dtype)
+        yield replace(node, name=f"{node.name}_operand", op="to.dtype", arguments=cast, types=(wide,))
+        operand = (operand[0], Ref(f"{node.name}_operand"))
+    yield replace(node, arguments=(operand, *((key, None if key == "dtype" else value) for key, value in others)))

@@ -91,8 +91,8 @@ def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
     )
     return FlatGraph(
         where=exported.where, batch_inputs=batch_inputs, inputs=reader.inputs, nodes=tuple(reader.nodes),
-        outputs=tuple(outputs), classes=reader.classes, values=reader.values, trainable=frozenset(reader.gradients),
-        sequence=exported.sequence,
+        outputs=tuple(outputs), classes=reader.classes, values=reader.values,
+        trainable=frozenset(reader.gradients & reader.inputs.keys()), sequence=exported.sequence,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from planner.trace import load_model, trace_model
 
 FOLDED = """
@@ -39,3 +41,36 @@ def test_a_value_and_its_reshape_cross_as_one(model_file: Callable[[str], str]) 
     layers = [block.body for block in graph.blocks if len(graph.body_of[block.body].nodes) > 6]
     assert len(layers) == 4 and len(set(layers)) == 1
     assert [len(graph.crossing(at)) for at in range(1, len(graph.blocks))] == [1] * (len(graph.blocks) - 1)
+
+
+GROWING = """
+class Layer(nn.Module):
+    def __init__(self, at):
+        super().__init__()
+        self.reach, self.rate = {reach}, {rate}
+        self.mixed, self.norm, self.out = nn.Conv1d(16, 16, 2, dilation=self.reach), nn.LayerNorm(16), nn.Linear(16, 16)
+    def forward(self, x):
+        y = self.mixed(F.pad(self.norm(x).transpose(1, 2), (self.reach, 0))).transpose(1, 2)
+        return x + self.rate * self.out(self.norm(y.tanh()))
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.layers, self.h = nn.Embedding(8, 16), nn.ModuleList(map(Layer, range(4))), nn.Linear(16, 8)
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.h(x)
+def make():
+    return M()
+"""
+
+
+@pytest.mark.parametrize(("reach", "rate"), [("2**at", "0.5"), ("1", "0.1 * at + 0.1")])
+def test_layers_of_a_list_that_differ_in_a_number_are_blocks(
+    model_file: Callable[[str], str], reach: str, rate: str
+) -> None:
+    """Dilations that grow, rates that fall: no two layers are equal, all do the same operations."""
+    text = GROWING.format(reach=reach, rate=rate)
+    graph = trace_model(load_model(model_file(text), {}, None), sequence=32, dtype="float32")
+    assert [block.body for block in graph.blocks] == ["Embedding", "Layer", "Layer2", "Layer3", "Layer4", "Head"]

@@ -45,6 +45,26 @@ def nodes(graph: ModelGraph) -> list[Node]:
     return [node for body in (graph.context, *graph.bodies) for node in body.nodes]
 
 
+def test_what_has_only_the_dtype_of_a_value_has_no_gradient(model_file: Callable[[str], str]) -> None:
+    """A mask that is made of nothing, in the dtype of the scores, is the same for every layer: part of the context."""
+    forward = """s = self.f(x) @ x.transpose(1, 2)
+        x = (s + torch.triu(torch.zeros(16, 16).fill_(-9.0).type_as(s), 1)).softmax(-1) @ x"""
+    graph = traced(model_file(NET.format(forward=forward, rest="")), "bfloat16")
+    assert "triu" in {node.base for node in graph.context.nodes}
+    assert not any(node.differentiable for node in graph.context.nodes)
+
+
+@pytest.mark.parametrize("called", ["softmax", "log_softmax"])
+def test_a_softmax_in_another_precision_is_a_cast_first(model_file: Callable[[str], str], called: str) -> None:
+    """As torch computes it; over a split dim the runtime's own takes no dtype."""
+    forward = f"x = F.{called}(self.f(x), dim=-1, dtype=torch.float32).to(x.dtype) * F.{called}(x, -1, dtype=x.dtype)"
+    graph = traced(model_file(NET.format(forward=forward, rest="")), "bfloat16")
+    found = [node for node in nodes(graph) if node.base == called]
+    assert [(node.argument("dtype"), node.type.dtype) for node in found] == [(None, "float32"), (None, "bfloat16")]
+    made = {node.name: node for node in nodes(graph)}
+    assert made[found[0].operands[0]].op == "to.dtype" and made[found[0].operands[0]].differentiable
+
+
 def test_dropout_of_a_step_that_export_made_functional(model_file: Callable[[str], str]) -> None:
     forward = "x = F.dropout(self.f(x), 0.25)\n        x[:, 0] = 0.0"
     found = nodes(traced(model_file(NET.format(forward=forward, rest=""))))
