@@ -1,9 +1,9 @@
-"""Small models of seventy-four families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
+"""Small models of seventy-seven families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
 
-    python benchmarks/run_zoo.py [--model NAME]...
+    python benchmarks/run_zoo.py [--precision fp32|bf16] [--model NAME]...
 
 Calls must be equal, memory equal to the byte or a little above, as in ``benchmarks/ledger.py``. Prints a line for every rank
-that parts, and what could not be planned; writes ``benchmarks/results/zoo.json``. Needs transformers.
+that parts, and what could not be planned; writes ``benchmarks/results/zoo.json`` or ``zoo_bf16.json``. Needs transformers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from tests.matrix.build import Row, make_plan  # noqa: E402
 from tests.rehearse.programs import NO_MEMORY  # noqa: E402
 from tests.rehearse.server import Server  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
+RESULTS = ROOT / "benchmarks" / "results"
+FILE_OF = {"fp32": "zoo.json", "bf16": "zoo_bf16.json"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 FILES = ("texts", "images", "diffusion", "signals", "recent")
 SEQUENCE = 32
 PIPELINE = Row(pipeline=2, accumulation=4, microbatch=2)
@@ -69,12 +71,12 @@ def placements_of(graph: ModelGraph, row: Row) -> Mapping[str, BodyPlacement] | 
     return options[0].placements if options else None
 
 
-def compare(graph: ModelGraph, row: Row, server: Server) -> Iterator[dict[str, Any]]:
+def compare(graph: ModelGraph, row: Row, precision: str, server: Server) -> Iterator[dict[str, Any]]:
     """Each rank that stands for others: calls of which the counts differ, bytes by category, predicted and rehearsed."""
     placements = placements_of(graph, row) if row.tensor > 1 else None
     if row.tensor > 1 and placements is None:
         return
-    plan = make_plan(graph, row, precision="fp32", placements=placements)
+    plan = make_plan(graph, row, precision=precision, placements=placements)
     ranks = representatives(plan)
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "program"
@@ -95,11 +97,11 @@ def compare(graph: ModelGraph, row: Row, server: Server) -> Iterator[dict[str, A
         }
 
 
-def examine(file: str, name: str, server: Server) -> dict[str, Any]:
+def examine(file: str, name: str, precision: str, server: Server) -> dict[str, Any]:
     try:
         source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / file}.py:make", {"name": name}, None)
-        graph = trace_model(source, sequence=SEQUENCE, dtype="float32")
-        ranks = [rank for row in rows_of(graph) for rank in compare(graph, row, server)]
+        graph = trace_model(source, sequence=SEQUENCE, dtype=DTYPES[precision])
+        ranks = [rank for row in rows_of(graph) for rank in compare(graph, row, precision, server)]
     except ShardwrightError as error:
         return {"refused": str(error)}
     except AssertionError as error:  # of the server: a program's step fails
@@ -128,6 +130,7 @@ def names_of(file: str) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", help="only these")
+    parser.add_argument("--precision", choices=tuple(DTYPES), default="fp32")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -137,7 +140,7 @@ def main() -> None:
         for file in FILES:
             for name in names_of(file):
                 if not options.model or name in options.model:
-                    results[name] = examine(file, name, server)
+                    results[name] = examine(file, name, options.precision, server)
                     show(name, results[name])
     finally:
         server.stop()
@@ -146,7 +149,7 @@ def main() -> None:
           f"{sum(not rank['parts'] for rank in ranks)} of {len(ranks)} ranks equal to the byte, "
           f"{sum(not rank['calls'] for rank in ranks)} in every call")
     if not options.model:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / FILE_OF[options.precision]).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

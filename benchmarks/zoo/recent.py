@@ -165,9 +165,83 @@ class Streams(nn.Module):
         return mixed[:, :, 1:] + self.mlp(self.norm(mixed[:, :, 0]))[:, :, None] * self.writing[:, None]
 
 
+class Differential(nn.Module):
+    """One softmax less a part of another, the part learned, norms of the heads in float32 (Ye et al. 2024)."""
+
+    def __init__(self, width: int, layer: int) -> None:
+        super().__init__()
+        self.size, self.start = width // HEADS // 2, 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.shares = nn.ParameterList(torch.randn(self.size) * 0.1 for _ in range(4))
+        self.norms, self.scale = nn.ModuleList(nn.RMSNorm(width) for _ in range(2)), nn.Parameter(torch.ones(HEAD))
+        self.mlp = Gated(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, steps = self.norms[0](x), x.shape[1]
+        q, k, v = heads(self.q(y), 2 * HEADS) * self.size**-0.5, heads(self.k(y), 2 * HEADS), heads(self.v(y))
+        scores = q @ k.transpose(-1, -2)
+        later = torch.triu(torch.zeros(steps, steps, device=x.device).float().fill_(float("-inf")).type_as(scores), 1)
+        likely = F.softmax(scores + later, dim=-1, dtype=torch.float32).type_as(scores).unflatten(1, (HEADS, 2))
+        first, second, third, fourth = self.shares
+        less = torch.exp((first * second).sum(-1).float()) - torch.exp((third * fourth).sum(-1).float())
+        mixed = ((likely[:, :, 0] - (less + self.start).type_as(q) * likely[:, :, 1]) @ v).float()
+        normed = (mixed * torch.rsqrt(mixed.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * self.scale
+        x = x + self.o(joined(normed * (1 - self.start)))
+        return x + self.mlp(self.norms[1](x))
+
+
+class SoftExperts(nn.Module):
+    """Slots of experts are averages of all steps, steps of all slots (Puigcerver et al. 2023)."""
+
+    def __init__(self, width: int, layer: int, experts: int = 4, slots: int = 2) -> None:
+        super().__init__()
+        self.norm, self.slots = nn.LayerNorm(width), nn.Parameter(torch.randn(width, experts, slots) * 0.1)
+        self.into = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.1)
+        self.out = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        scores = torch.einsum("bsd,dep->bsep", y, self.slots)
+        given = torch.einsum("bsep,bsd->bepd", scores.softmax(1), y)
+        made = torch.einsum("beph,ehd->bepd", F.gelu(torch.einsum("bepd,edh->beph", given, self.into)), self.out)
+        return x + torch.einsum("bsep,bepd->bsd", scores.flatten(2).softmax(-1).view_as(scores), made)
+
+
+class Depths(nn.Module):
+    """Half of the steps, those of the highest scores, go through the layer (Raposo et al. 2024)."""
+
+    def __init__(self, width: int, layer: int) -> None:
+        super().__init__()
+        self.score, self.norm, self.mlp = nn.Linear(width, 1, bias=False), nn.RMSNorm(width), Gated(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, rows = torch.topk(self.score(x)[..., 0], x.shape[1] // 2, dim=1)
+        rows, order = torch.sort(rows, dim=1)
+        index = rows[..., None].expand(-1, -1, x.shape[-1])
+        made = self.mlp(self.norm(torch.gather(x, 1, index))) * torch.gather(scores, 1, order)[..., None].sigmoid()
+        return torch.scatter_add(x, 1, index, made)
+
+
+class WideStream(nn.Module):
+    """What the layers add to is float32 whatever they compute in (Gu and Dao 2023, ``residual_in_fp32``)."""
+
+    def __init__(self, width: int, layer: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.o = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.second, self.mlp = nn.LayerNorm(width), Gated(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = self.norm.weight.dtype
+        q, k, v = map(heads, self.qkv(self.norm(x.to(narrow))).chunk(3, -1))
+        x = x.float() + self.o(attend(q, k, v))
+        return x + self.mlp(self.second(x.to(narrow)))
+
+
 BLOCKS = {
     "capped": Capped, "dual_space": DualSpace, "latent_attention": Latent, "normed_heads": NormedHeads, "sphere": Sphere,
     "streams": Streams,
+    "differential": Differential, "soft_experts": SoftExperts, "depths": Depths,
+    "wide_stream": WideStream,
 }
 NAMES = (*BLOCKS, "value_residual")
 
@@ -189,7 +263,8 @@ class Net(nn.Module):
             x = x[:, :, None].expand(-1, -1, self.streams, -1)
         for layer in self.layers:
             x = layer(x)
-        y = self.head(self.norm(x.sum(2) if self.streams > 1 else x))
+        x = (x.sum(2) if self.streams > 1 else x).to(self.head.weight.dtype)
+        y = self.head(self.norm(x))
         return self.cap * torch.tanh(y / self.cap) if self.cap else y
 
 

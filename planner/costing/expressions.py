@@ -9,10 +9,13 @@ from dataclasses import replace
 from planner.costing.local import LocalBody, Step
 from planner.ir.inlining import PARAMETER, VALUE, draws, expression_size, inlined
 
+Regions = Sequence[Sequence[str]]
+"""Names of the nodes that run in a function of their own (recomputed attention), by function."""
 
-def named_values(local: LocalBody) -> frozenset[str]:
+
+def named_values(local: LocalBody, regions: Regions = ()) -> frozenset[str]:
     """Values that live until the function returns (or longer, where autograd keeps them)."""
-    called = _called(local.steps)
+    called, function = _called(local.steps), _functions(local.steps, regions)
     readers: dict[str, list[Step]] = {}
     for step in local.steps:
         for operand in step.operands if called.keys().isdisjoint(step.outputs) else ():
@@ -23,16 +26,30 @@ def named_values(local: LocalBody) -> frozenset[str]:
     written = set[str]()
     for step in local.steps:
         size = expression_size(sizes.get(called.get(value, value), VALUE) for value in step.operands)
-        if outputs.isdisjoint(step.outputs) and _inlined(step, readers.get(step.outputs[0], ()), size, called, biases):
+        reads = readers.get(step.outputs[0], ())
+        crosses = any(function.get(step.outputs[0]) != function.get(reader.outputs[0]) for reader in reads)
+        if outputs.isdisjoint(step.outputs) and not crosses and _inlined(step, reads, size, called, biases):
             written.add(step.outputs[0])
             sizes[step.outputs[0]] = size
     return frozenset(value for step in local.steps for value in step.outputs if called.get(value, value) not in written)
 
 
-def in_emitted_order(local: LocalBody) -> LocalBody:
+def _functions(steps: Sequence[Step], regions: Regions) -> Mapping[str, int]:
+    """By first output of a step, in which region it runs; a conversion for a reader elsewhere is the caller's."""
+    region_of = {name: at for at, region in enumerate(regions) for name in region}
+    found = {step.outputs[0]: region_of[step.node.name] for step in steps if step.node and step.node.name in region_of}
+    for step in steps if found else ():
+        if step.node is None and step.operands[0] in found:
+            reads = {found.get(reader.outputs[0]) for reader in steps if step.outputs[0] in reader.operands}
+            if reads == {found[step.operands[0]]}:
+                found[step.outputs[0]] = found[step.operands[0]]
+    return found
+
+
+def in_emitted_order(local: LocalBody, regions: Regions = ()) -> LocalBody:
     """The body with its steps as the emitted text runs them: what is written into an expression runs where that does, operand
     after operand."""
-    named = named_values(local)
+    named = named_values(local, regions)
     waiting: dict[str, Step] = {}
     steps: list[Step] = []
 

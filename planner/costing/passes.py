@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner.costing.activations import repeated_steps
 from planner.costing.backward import Backward
-from planner.costing.expressions import in_emitted_order, named_values
+from planner.costing.expressions import Regions, in_emitted_order, named_values
 from planner.costing.local import LocalBody
 from planner.costing.paths import Paths
 from planner.costing.primitives import record
@@ -43,13 +43,18 @@ Kind = Literal["full", "input", "tail", "weight"]
 
 @dataclass
 class Emitted:
-    """A body as its emitted function runs it, whatever is recomputed; ``local``: its steps in that order, whichever they were
-    given in."""
+    """A body as its emitted functions run it; ``local``: its steps in that order, whichever they were given in; ``regions``:
+    see :data:`~planner.costing.expressions.Regions`."""
 
     local: LocalBody
+    regions: Regions = ()
 
     def __post_init__(self) -> None:
-        self.local = in_emitted_order(self.local)
+        self.local = in_emitted_order(self.local, self.regions)
+
+    def parted(self, regions: Regions) -> Emitted:
+        """With these regions; itself where they change nothing but where its steps run."""
+        return self if named_values(self.local, regions) == self.named else Emitted(self.local, regions)
 
     @cached_property
     def primitives(self) -> tuple[Primitive, ...]:
@@ -59,7 +64,7 @@ class Emitted:
     @cached_property
     def named(self) -> frozenset[str]:
         """Values that a variable holds."""
-        return named_values(self.local)
+        return named_values(self.local, self.regions)
 
 
 @dataclass
@@ -69,6 +74,10 @@ class BlockPasses:
     emitted: Emitted
     recompute: Recompute
     _known: dict[tuple[object, ...], Pass] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.recompute == "selective":
+            self.emitted = self.emitted.parted(recompute_regions(self.local.body))
 
     @property
     def local(self) -> LocalBody:

@@ -44,12 +44,13 @@ def repeated_nodes(body: Body, placement: BodyPlacement, batch: int, recompute: 
     """
     if recompute == "none":
         return frozenset()
-    steps = in_emitted_order(localise(body, placement, batch)).steps
+    parts = recompute_regions(body) if recompute == "selective" else ()
+    steps = in_emitted_order(localise(body, placement, batch), parts).steps
     if recompute == "full":
         again = _until_kept(steps)
         return frozenset(name for step in again for name in ([step.node.name] if step.node is not None else step.outputs))
     regions = [
-        [step for step in steps if step.node is not None and step.node.name in names] for names in recompute_regions(body)
+        [step for step in steps if step.node is not None and step.node.name in names] for names in parts
     ]
     return frozenset(step.node.name for region in regions for step in _until_kept(region) if step.node is not None)
 

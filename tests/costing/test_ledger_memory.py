@@ -105,20 +105,27 @@ CASES = [
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
 FIELDS = [
     # A gradient that leaves a block and that its weight part reads too.
-    ("crossed", SPLIT),
+    ("crossed", "fp32", SPLIT),
     # Operations that autograd records and forgets: no gradient comes back to them.
-    ("codes", Row(pipeline=2, accumulation=4, microbatch=2)), ("codes", SPLIT),
-    ("codes", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
+    ("codes", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)), ("codes", "fp32", SPLIT),
+    ("codes", "fp32", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
     # A recurrent cell taken apart, rows added up elsewhere.
-    ("messages", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("messages", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    ("messages", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("messages", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
-    ("recalled", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
+    ("recalled", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
     # A way between two nodes of a group over nodes of others, whose weights are made of their parameters first.
-    ("recent:sphere", SPLIT), ("dynamics", SPLIT),
+    ("recent:sphere", "fp32", SPLIT), ("dynamics", "fp32", SPLIT),
     # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
-    ("diffusion:unet", SPLIT),
-    ("state_space", Row(pipeline=2, accumulation=4, microbatch=2)), ("rendered", SPLIT), ("windows", SPLIT),
+    ("diffusion:unet", "fp32", SPLIT),
+    ("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("rendered", "fp32", SPLIT), ("windows", "fp32", SPLIT),
+    # A stream in float32 between blocks in half precision.
+    ("recent:wide_stream", "bf16", SPLIT),
+    # What goes into a recomputed region, or comes out, has a variable.
+    ("recent:differential", "bf16", Row(
+        tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,
+    )),
 ]
 
 
@@ -143,11 +150,11 @@ def test_each_category_is_what_is_allocated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "row"), FIELDS, ids=[f"{name}-{row.label}" for name, row in FIELDS])
-def test_models_of_other_fields(server: Server, name: str, row: Row, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "precision", "row"), FIELDS, ids=[f"{n}-{p}-{row.label}" for n, p, row in FIELDS])
+def test_models_of_other_fields(server: Server, name: str, precision: str, row: Row, tmp_path: Path) -> None:
     file, _, model = name.rpartition(":")
     source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / (file or 'signals')}.py:make", {"name": model}, None)
-    compare(server, trace_model(source, sequence=32, dtype="float32"), "fp32", row, tmp_path)
+    compare(server, trace_model(source, sequence=32, dtype=DTYPES[precision]), precision, row, tmp_path)
 
 
 @pytest.mark.slow
