@@ -149,7 +149,7 @@ def _made(tape: Tape, step: Step, at: int) -> int:
         return PART
     if base in _EXPANDS and alike:
         return PASS
-    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST)
+    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST | _ADDS_ROWS)
     hands_on |= base in _ADDED and at == 0 and _scale(step, "beta") == 1
     if not hands_on or not alike:
         return made  # Summed over dims that only the result has, even if each is one (ATen/ExpandUtils.h, ``sum_to``).
@@ -199,6 +199,7 @@ _FOLDED = {"linear": 1, "matmul": 2}
 _ADDED = frozenset({"addmm", "baddbmm"})
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
+_ADDS_ROWS = frozenset({"index_add", "scatter_add"})
 _SPREADS = frozenset({"complex", "diag_embed", "sum"})
 _PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})

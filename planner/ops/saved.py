@@ -324,6 +324,12 @@ def _embedding(call: Call) -> Saved:
     return Saved((1,))
 
 
+def _bags(call: Call) -> Saved:
+    """Everything but the result and, where the samples' weights are not learned, the table."""
+    learned = len(call.operands) > 3 and call.need(3)
+    return Saved((*((0,) if learned else ()), *range(1, len(call.operands))), tuple(range(1, len(call.outputs))))
+
+
 def _cross_entropy(call: Call) -> Saved:
     """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows."""
     logits, target = call.operands[:2]
@@ -460,7 +466,8 @@ _RULES: dict[str, _Rule] = {
     "binary_cross_entropy": _all, "binary_cross_entropy_with_logits": _all, "bmm": _batched, "clamp": _all,
     "clamp_max": _all, "clamp_min": _all, "complex": _pair, "cross_entropy_loss": _cross_entropy, "cummax": _running,
     "cummin": _running, "det": _determinant, "div": _quotient, "dropout": _dropout, "einsum": _einsum,
-    "embedding": _embedding, "fmax": _pair, "fmin": _pair, "fmod": _modulo, "gather": _gather, "group_norm": _group_norm,
+    "embedding": _embedding, "embedding_bag": _bags, "fmax": _pair, "fmin": _pair, "fmod": _modulo, "gather": _gather,
+    "group_norm": _group_norm,
     "huber_loss": _pair, "index": _index, "index_add": _rows_added, "index_copy": _rows_added, "index_fill": _scattered,
     "index_select": _index, "instance_norm": _instance_norm, "layer_norm": _layer_norm, "lerp": _interpolation,
     "linalg_cross": _pair, "linalg_det": _determinant, "linalg_slogdet": _determinant, "linear": _linear,

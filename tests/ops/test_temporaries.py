@@ -108,6 +108,42 @@ def test_operation(case: Case, dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
+@pytest.mark.parametrize("base", ["index_add", "scatter_add"])
+def test_what_rows_are_added_to_is_handed_its_gradient(base: str) -> None:
+    index = (5,) if base == "index_add" else (2, 5, 6)
+    inputs = (
+        BodyValue("a", TensorType((2, 8, 6), "float32"), True), BodyValue("i", TensorType(index, "int64"), False),
+        BodyValue("b", TensorType((2, 5, 6), "float32"), True),
+    )
+    added = "source" if base == "index_add" else "src"
+    arguments: Arguments = (("self", Ref("a")), ("dim", 1), ("index", Ref("i")), (added, Ref("b")))
+    body = Body("Case", inputs, (), (), (Node("out", base, arguments, (inputs[0].type,), differentiable=True),), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_sums_of_rows_of_a_table(mode: int, weighted: bool) -> None:
+    """``EmbeddingBag`` by sum, mean and maximum; its gradient is one tensor of the table's size."""
+    inputs = [BodyValue("a", TensorType((50, 32), "float32"), True)]
+    inputs += [BodyValue(name, TensorType((count,), "int64"), False) for name, count in (("i", 8), ("o", 2))]
+    inputs += [BodyValue("w", TensorType((8,), "float32"), True)] if weighted and mode == 0 else []
+    arguments: Arguments = (
+        ("weight", Ref("a")), ("indices", Ref("i")), ("offsets", Ref("o")), ("scale_grad_by_freq", False), ("mode", mode),
+        ("sparse", False), ("per_sample_weights", Ref("w") if len(inputs) > 3 else None), ("include_last_offset", False),
+        ("padding_idx", None),
+    )
+    result, whole = TensorType((2, 32), "float32"), TensorType((2,), "int64")
+    parts = (result, TensorType((8 if mode else 0,), "int64"), whole, TensorType((2, 32), "int64") if mode == 2 else whole)
+    nodes = (
+        Node("bags", "embedding_bag.padding_idx", arguments, parts, differentiable=True),
+        Node("out", "getitem", (("input", Ref("bags")), ("index", 0)), (result,), differentiable=True),
+    )
+    body = Body("Case", tuple(inputs), (), (), nodes, ("out",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_a_sum_in_float32(dtype: str) -> None:
     """Its gradient is spread over the operand without memory where both have one precision."""
