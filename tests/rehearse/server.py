@@ -69,8 +69,10 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What torch prints before it raises is no answer.
     for line in sys.stdin:
-        print(json.dumps(_answer(*json.loads(line))), flush=True)
+        print(json.dumps(_answer(*json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
