@@ -121,6 +121,22 @@ class Microbatching:
         self.root.set_requires_gradient_sync(False)
         self.root.set_reshard_after_backward(False)
 
+    @contextmanager
+    def weight_part(self) -> Iterator[None]:
+        """A pass in which no unit's backward pass begins or ends. Where a node that parameters join makes a block's output, its
+        hook would ask for the end of all: gradients made so far would become float32, later ones not, which FSDP2 does not
+        reduce together."""
+        context = self.root._get_fsdp_state()._state_ctx
+        groups = [group for _, block in self.managed for group in parameter_groups(block)]
+        found = [(item, item._training_state) for item in (*context.all_states, *groups)]
+        context.post_backward_final_callback_queued = True
+        try:
+            yield
+        finally:
+            context.post_backward_final_callback_queued = False
+            for item, state in found:
+                item._training_state = state
+
     def reduce_accumulated(self, last: bool) -> None:
         """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it). ``last``: of
         the step; the shards' sums over their copies follow."""
@@ -292,7 +308,7 @@ class ZeroStage(PipelineStage):
             self._finished += 1
             self.control.hold()
             over_others, alone = _parted(bwd_kwargs["param_groups"])
-            with _replacing(bwd_kwargs["param_groups"]):
+            with _replacing(bwd_kwargs["param_groups"]), self.control.weight_part():
                 if over_others:
                     stage_backward_weight(self.submod.parameters(), over_others, retain_graph=True)
                 stage_backward_weight(self.submod.parameters(), alone)

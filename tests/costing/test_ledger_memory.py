@@ -122,6 +122,10 @@ FIELDS = [
     ("rendered", "fp32", SPLIT), ("windows", "fp32", SPLIT),
     # A stream in float32 between blocks in half precision.
     ("recent:wide_stream", "bf16", SPLIT),
+    # Blocks that end in a norm: a weight part meets the hooks of their outputs, and gradients wait in half precision.
+    ("patches", "bf16", SPLIT), ("routed", "bf16", Row(
+        pipeline=2, data=2, zero=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2,
+    )),
     # What goes into a recomputed region, or comes out, has a variable.
     ("recent:differential", "bf16", Row(
         tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,
