@@ -98,12 +98,16 @@ def numbers(site: Site) -> Equation:
 
 
 def repeat(site: Site) -> Equation:
-    """``repeat``: a dim repeated r times is r x the dim."""
+    """``repeat``: a dim repeated r times is r x the dim; one that is repeated for every sample is not split."""
     rank = site.outputs[0].rank
     lead = rank - site.types[0].rank
+    repeats = site.literal("repeats")
+    assert isinstance(repeats, tuple)
     indices: list[Index] = []
     for dim, extent in enumerate(site.types[0].shape):
-        times = site.integers("repeats")[dim + lead]
+        times = repeats[dim + lead]
+        if not isinstance(times, int):
+            continue
         indices += make_index(site, f"dim {dim + lead}", extent, {0: Part(dim)}, {0: Part(dim + lead, outer=times)})
     return Equation(tuple(indices), FIRST)
 

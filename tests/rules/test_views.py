@@ -84,3 +84,13 @@ def test_batch_is_never_sharded_and_flattens_freely() -> None:
         ((shard(2),), (shard(1),))
     ], "the classes pass through; the batch, and what is merged with it, stay whole"
     assert ((PARTIAL,), (PARTIAL,)) in [(item.operands, item.outputs) for item in found]
+
+
+def test_what_is_repeated_for_every_sample_is_split_along_its_other_dims() -> None:
+    """A learned token in place of every masked one: its number is the batch's."""
+    token = TensorType((1, 1, 8), "float64")
+    node = Node("all", "repeat", (("self", Ref("token")), ("repeats", (BatchMultiple(1), 6, 1))),
+                (TensorType((BatchMultiple(1), 6, 8), "float64"),), differentiable=True)
+    found = strategies(node, {"token": token}, 2, frozenset({"token", "all"}))
+    split = [(item.operands, item.outputs) for item in found if item.operands[0].state == "shard"]
+    assert split == [((shard(2),), (shard(2),))]
