@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.graph import Node
-from planner.ir.types import Argument, Ref
+from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph
 
@@ -48,7 +48,7 @@ def find_blocks(graph: FlatGraph) -> tuple[Segment, ...]:
         periodic = _periodic(graph, nodes, tokens)
         if _coverage(periodic) > _coverage(spans):
             spans = periodic
-    return _sunk(_partition(nodes, spans))
+    return _sunk(_with_batches(graph, _partition(nodes, spans)))
 
 
 def _coverage(spans: Sequence[_Span]) -> int:
@@ -198,6 +198,27 @@ def _sunk(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
                 target.insert(next(i for i, other in enumerate(target) if node.name in other.operands), node)
                 readers[source] = (readers[source] - {(at, node.name)}) | {(first, node.name)}
     return tuple(replace(segment, nodes=tuple(nodes)) for segment, nodes in zip(segments, order, strict=True) if nodes)
+
+
+def _with_batches(graph: FlatGraph, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """What is made for every sample of parameters alone (queries that a decoder begins with) belongs to the segment after it:
+    nothing that it reads says how many samples there are."""
+    found: list[Segment] = []
+    waiting: tuple[Node, ...] = ()
+    for at, segment in enumerate(segments):
+        own = {node.name for node in segment.nodes}
+        reads = {name for node in segment.nodes for name in node.operands} - own
+        needs = any(_has_batch(type_) for node in segment.nodes for type_ in node.types)
+        if needs and at + 1 < len(segments) and not any(map(_has_batch, map(graph.type_of, reads))):
+            waiting += segment.nodes
+        else:
+            found.append(replace(segment, nodes=waiting + segment.nodes))
+            waiting = ()
+    return tuple(found)
+
+
+def _has_batch(type_: TensorType) -> bool:
+    return any(isinstance(extent, BatchMultiple) for extent in type_.shape)
 
 
 def _partition(nodes: Sequence[Node], spans: Sequence[_Span]) -> tuple[Segment, ...]:

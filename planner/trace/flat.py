@@ -33,6 +33,19 @@ CONSTANT = frozenset({
 """Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
 
 
+def _is_its_operand(node: fx.Node, arguments: tuple[tuple[str, Argument], ...]) -> bool:
+    """Whether the operation hands back its operand itself, gradient and all even under ``no_grad``. Whoever reads the operand
+    after it reads this node: the tracer knows tensors by identity."""
+    operand = node.args[0] if node.args else None
+    given, made = (item.meta.get("val") if isinstance(item, fx.Node) else None for item in (operand, node))
+    if not isinstance(given, Tensor) or not isinstance(made, Tensor):
+        return False
+    kind = str(node.target).split(".")[1]
+    if kind in ("to", "type_as"):
+        return given.dtype == made.dtype and not dict(arguments).get("copy")
+    return kind == "contiguous" and given.is_contiguous()
+
+
 @dataclass(frozen=True)
 class FlatGraph:
     """A training step before it is cut into blocks.
@@ -220,7 +233,7 @@ class _Reader:
         made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))
         if types:
             carries = any(operand in self.gradients for operand in made.operands)
-            differentiable = carries and types[0].floating and not no_gradient
+            differentiable = carries and types[0].floating and not (no_gradient and not _is_its_operand(node, arguments))
             differentiable = differentiable and made.base not in CONSTANT and op != "detach"
             made = replace(made, differentiable=differentiable)
             self.gradients |= {name} if differentiable else set()

@@ -74,3 +74,38 @@ def test_layers_of_a_list_that_differ_in_a_number_are_blocks(
     text = GROWING.format(reach=reach, rate=rate)
     graph = trace_model(load_model(model_file(text), {}, None), sequence=32, dtype="float32")
     assert [block.body for block in graph.blocks] == ["Embedding", "Layer", "Layer2", "Layer3", "Layer4", "Head"]
+
+
+QUERIES = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+    def forward(self, x, read):
+        return x + self.down(F.gelu(self.up(self.norm(x)))) + F.scaled_dot_product_attention(x, read, read)
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.q, self.h = nn.Embedding(8, 16), nn.Parameter(torch.zeros(4, 16)), nn.Linear(16, 8)
+        self.readers, self.writers = (nn.ModuleList(Layer() for _ in range(3)) for _ in range(2))
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for layer in self.readers:
+            x = layer(x, x)
+        y = self.q[None].repeat(len(x), 1, 1)
+        for layer in self.writers:
+            y = layer(y, x)
+        return self.h(y)
+def make():
+    return M()
+def example_inputs(batch, seq):
+    return {"input_ids": torch.randint(0, 8, (batch, seq)), "labels": torch.randint(0, 8, (batch, 4))}
+def loss(outputs, batch):
+    return F.cross_entropy(outputs.flatten(0, 1), batch["labels"].flatten())
+"""
+
+
+def test_learned_queries_begin_in_the_block_that_reads_them(model_file: Callable[[str], str]) -> None:
+    """Repeated for every sample: a block of their own would not know how many there are."""
+    graph = trace_model(load_model(model_file(QUERIES), {}, None), sequence=16, dtype="float32")
+    assert [block.body for block in graph.blocks] == ["Embedding", *["Layer"] * 3, "Layer2", *["Layer3"] * 2, "Head"]

@@ -54,6 +54,17 @@ def test_what_has_only_the_dtype_of_a_value_has_no_gradient(model_file: Callable
     assert not any(node.differentiable for node in graph.context.nodes)
 
 
+@pytest.mark.parametrize("called", ["x.double()", "x.type_as(self.a)", "x.contiguous()"])
+def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable[[str], str], called: str) -> None:
+    """A cast to its own dtype is the value itself, for what is computed under ``no_grad`` and for what reads it after."""
+    forward = f"x = self.f(x)\n        with torch.no_grad():\n            y = {called}.argmax(-1)\n        x = x * self.e(y)"
+    found = nodes(traced(model_file(NET.format(forward=forward, rest=""))))
+    detached = {node.name for node in found if node.op == "detach"}
+    assert {node.base for node in found if detached & set(node.operands)} <= {"argmax"}
+    (product,) = [node for node in found if node.base == "mul"]
+    assert product.differentiable and not detached & set(product.operands)
+
+
 @pytest.mark.parametrize("called", ["softmax", "log_softmax"])
 def test_a_softmax_in_another_precision_is_a_cast_first(model_file: Callable[[str], str], called: str) -> None:
     """As torch computes it; over a split dim the runtime's own takes no dtype."""
