@@ -113,16 +113,20 @@ class _Worker:
 
     def outcome(self, timeout_s: float) -> Outcome:
         """What its program left; where it does not answer in time, its process is ended and says where it was."""
+        hung = False
         with contextlib.suppress(EOFError, ConnectionError):
             if self.pipe.poll(timeout_s):
                 outcome: Outcome = self.pipe.recv()
                 return outcome
             assert self.process.pid is not None
+            hung = True
             os.kill(self.process.pid, -HUNG)
         self.process.join(timeout=60)
-        code = self.process.exitcode
-        assert code is not None
-        why = f"no answer in {timeout_s:g} s" if code == HUNG else f"its process ended with exit code {code}"
+        if self.process.exitcode is None:  # Neither gone nor, on a busy machine, done with saying where it was.
+            self.process.kill()
+            self.process.join()
+        code = HUNG if hung else self.process.exitcode
+        why = f"no answer in {timeout_s:g} s" if hung else f"its process ended with exit code {code}"
         return Outcome(code or 1, "", f"{why}\n{self.stacks.read_text()}", gone=True)
 
 
