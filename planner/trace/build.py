@@ -56,6 +56,8 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         aliases.setdefault(first, []).extend([name] if name != first else [])
     parameters, drawn, frozen = [], {}, []
     for fqn, trained in module.named_parameters():
+        if trained.numel() == 0:  # nothing to train, and FSDP2 cannot reduce it
+            trained.requires_grad_(False)
         parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn])))
         history = recorder.history(trained)
         if history.draw is not None:

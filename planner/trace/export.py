@@ -31,6 +31,7 @@ from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
 from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
+from planner.trace.loops import RefuseSampleLoops
 from planner.trace.recipes import default_dtype
 from planner.trace.repeats import draw_out, repeats_as_one
 
@@ -93,10 +94,11 @@ def _program(
                     firsts = stack.enter_context(repeats_as_one(built.module, "model"))
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
+                stack.enter_context(RefuseSampleLoops(BATCH))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
             if firsts and not draw_out(program):
                 return None
-            if _mutates(program):
+            if _mutates(program) or _maps(program):
                 program.graph_module.recompile()
                 program = program.run_decompositions({})
             return program
@@ -203,6 +205,15 @@ def _mutates(program: ExportedProgram) -> bool:
         isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
+    )
+
+
+def _maps(program: ExportedProgram) -> bool:
+    """Whether ``torch.vmap`` left its marks instead of the operations that it stands for."""
+    return any(
+        getattr(node.target, "__module__", "").startswith("torch._functorch")
+        for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes if node.op == "call_function"
     )
 
 

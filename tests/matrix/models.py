@@ -499,16 +499,16 @@ def looped(width: int = 16, vocab: int = 64) -> Looped:
 
 
 class Stamped(Stacked):
-    """A learned token before all others, and learned positions."""
+    """Learned tokens before all others, and learned positions."""
 
-    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int, seq: int) -> None:
+    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int, seq: int, firsts: int = 1) -> None:
         super().__init__(layers, width, vocab)
-        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.first = nn.Parameter(torch.zeros(1, firsts, width))
         self.positions = nn.Parameter(torch.zeros(1, seq, width))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         first = self.first.expand(tokens.shape[0], -1, -1)
-        x = torch.cat([first, self.embedding(tokens[:, 1:])], 1) + self.positions
+        x = torch.cat([first, self.embedding(tokens[:, first.shape[1]:])], 1) + self.positions
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
@@ -516,3 +516,8 @@ class Stamped(Stacked):
 
 def stamped(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stamped:
     return Stamped((Average(width) for _ in range(layers)), width, vocab, seq)
+
+
+def hollow(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stamped:
+    """The same without a token before the others: a parameter of no elements."""
+    return Stamped((Average(width) for _ in range(layers)), width, vocab, seq, firsts=0)

@@ -40,6 +40,8 @@ FORWARDS = {
     "x = x.clip(min=0)": {"clamp"},
     "x = torch.take_along_dim(x, x.argsort(1), 1)": {"gather"},
     "x = F.pairwise_distance(x, -x)[..., None] * x": {"norm"},
+    "x = torch.vmap(lambda sample: torch.tanh(sample @ self.w) + self.b)(x)": {"matmul", "tanh"},
+    "x = x + torch.vmap(lambda column: column.cumsum(0), in_dims=1, out_dims=1)(self.w)[3]": {"cumsum"},
     # Recurrent cells overwrite their gates.
     "x = torch.gru_cell(x.flatten(0, 1), -x.flatten(0, 1), self.w.repeat(3, 1), self.w.repeat(3, 1)).view_as(x)": {
         "split", "sigmoid", "tanh",

@@ -210,6 +210,29 @@ def test_no_config(refused: Refused, tmp_path: Path) -> None:
     assert refused(f"hf:{tmp_path}/other.json") == f"{tmp_path}/other.json: no such file; {right}"
 
 
+@pytest.mark.parametrize("loop", [
+    "for sample in x", "for sample in x.unbind(0)", "for sample in x.split(1)", "for sample in torch.chunk(x, len(x))",
+    "for sample in (x[index] for index in range(len(x)))", "for sample in (x[i:i + 1, :2] for i in range(x.shape[0]))",
+    "for sample in (x.select(0, index) for index in range(x.size(0)))",
+])
+def test_loop_over_samples(refused: Refused, write: Callable[[str], str], loop: str) -> None:
+    """Before a million of them have been traced."""
+    path = write(f"""import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8)
+    def forward(self, input_ids):
+        x = self.a(input_ids)
+        few = [x[:, place] for place in range(3)] + list(x[:, :3].unbind(1))
+        return torch.stack([self.b(sample) {loop}]) + sum(few).mean()
+""")
+    assert refused(f"{path}:Net", "--seq", "200") == (
+        f"{path}:9: goes through the samples of the batch one by one; "
+        "compute all of them at once, or give torch.vmap what one sample needs"
+    )
+
+
 def test_config_is_no_json(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert refused(f"hf:{tmp_path}").startswith(f"{tmp_path}/config.json: is no JSON (")

@@ -1,0 +1,76 @@
+"""Loops over the samples of a batch: tracing unrolls a loop, and no two micro-batches need to have as many samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from planner.ir.errors import ModelError
+from planner.trace.lines import is_users
+
+MANY = 64
+"""Parts of a batch that code may take by their numbers: more are a loop. (What blends those few is refused for that.)"""
+
+
+class RefuseSampleLoops(TorchFunctionMode):
+    """Raises ModelError where code takes a tensor apart sample by sample, before a loop over all of ``batch`` has run."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        count = _COUNTS.get(getattr(function, "__name__", ""))
+        if count is not None and args and isinstance(args[0], Tensor) and args[0].dim():
+            dim, parts = count(*args, **given)
+            if parts > MANY and args[0].shape[dim] % self.batch == 0:
+                raise ModelError(_users_line(), "goes through the samples of the batch one by one",
+                                 "compute all of them at once, or give torch.vmap what one sample needs")
+        return function(*args, **given)
+
+
+def _unbind(tensor: Tensor, dim: int = 0) -> tuple[int, int]:
+    return dim, tensor.shape[dim]
+
+
+def _split(
+    tensor: Tensor, size: object = None, dim: int = 0, *, split_size: object = None, split_size_or_sections: object = None
+) -> tuple[int, int]:
+    sizes = size or split_size or split_size_or_sections
+    return dim, -(-tensor.shape[dim] // sizes) if isinstance(sizes, int) else len(sizes) if isinstance(sizes, Sequence) else 0
+
+
+def _chunk(tensor: Tensor, chunks: int, dim: int = 0) -> tuple[int, int]:
+    return dim, chunks
+
+
+def _select(tensor: Tensor, dim: int, index: int) -> tuple[int, int]:
+    return dim, index
+
+
+def _item(tensor: Tensor, index: object) -> tuple[int, int]:
+    first = index[0] if isinstance(index, tuple) and index else index
+    start = first.start if isinstance(first, slice) else first
+    return 0, start if isinstance(start, int) else 0
+
+
+_COUNTS: Mapping[str, Callable[..., tuple[int, int]]] = {
+    "unbind": _unbind, "split": _split, "chunk": _chunk, "select": _select, "__getitem__": _item,
+}
+"""By function: the dim that it takes apart, and how many parts, or the number of the part that it takes."""
+
+
+def _users_line() -> str:
+    """``file:line`` of the user's code that runs."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
