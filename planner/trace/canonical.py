@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.ir.errors import ModelError
@@ -19,8 +19,10 @@ IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
-FIRST = {"native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d"}
-"""Two results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
+FIRST = {
+    "native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d", "_native_batch_norm_legit": "batch_norm",
+}
+"""More results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
 RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "multinomial",
                     "normal", "randperm", "native_dropout", "feature_dropout", "alpha_dropout", "rrelu"})
 
@@ -39,7 +41,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
         node = substitute(original, renamed)
         if node.base.startswith(("_assert", "sym_constrain")):
             continue
-        _check(node, graph.where)
+        _check(node, types, graph.where)
         same_as = _idle(node, types, gradients)
         if same_as is not None:
             renamed[node.name] = same_as
@@ -53,7 +55,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
     return prune(replace(graph, nodes=tuple(nodes), outputs=outputs))
 
 
-def _check(node: Node, where: str) -> None:
+def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     """Raise ModelError for an operation that no plan can run, or not under every plan alike."""
     arguments = dict(node.arguments)
     if node.base in RANDOM:
@@ -64,12 +66,17 @@ def _check(node: Node, where: str) -> None:
         right = "the emitted program needs nothing but torch: write it in torch's own operations"
     elif "grouped_mm" in node.base and node.type.dtype == "float64":
         wrong, right = "torch's grouped_mm does not compute in float64", "--precision bf16 or fp32"
-    elif "batch_norm" in node.base and arguments.get("training", arguments.get("train", False)):
+    elif "batch_norm" in node.base and arguments.get("training", arguments.get("train")) and not _is_of_one(node, types):
         wrong = f"{node.base} normalises by statistics over the batch"
         right = "they differ between micro-batches and plans; use a norm over each sample"
     else:
         return
     raise ModelError(place(node, where), wrong, right)
+
+
+def _is_of_one(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a batch norm is given a "batch" of one: a weight, as weight standardisation is written (Brock et al. 2021)."""
+    return types[node.operands[0]].shape[0] == 1
 
 
 def _first_results(graph: FlatGraph) -> FlatGraph:
@@ -141,6 +148,10 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
     if operand not in types:
         return None
     same = types[operand] == node.type
+    if node.base == "cat":
+        (first, *others) = _filled(node, types)
+        repeats = not others and types[first] == node.type and node.differentiable == (first in gradients)
+        return first if repeats else None
     if node.base in ALIASES or (node.base == "detach" and operand not in gradients):
         return operand
     if node.base == "copy" and isinstance(arguments["src"], Ref) and types[arguments["src"].name] == node.type:
@@ -188,6 +199,12 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield turned(node, node.type.rank)
     elif node.base == "einsum":
         yield from in_pairs(node, types)
+    elif (node.base == "batch_norm" and arguments["training"]) or (node.base == "instance_norm" and arguments["use_input_stats"]):
+        said = (("input", arguments["input"]), ("num_groups", node.type.shape[1]), ("weight", arguments["weight"]),
+                ("bias", arguments["bias"]), ("eps", arguments["eps"]), ("cudnn_enabled", True))
+        yield replace(node, op="group_norm", arguments=said)
+    elif node.base == "cat":
+        yield replace(node, arguments=(("tensors", tuple(map(Ref, _filled(node, types)))), ("dim", arguments["dim"])))
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
         yield from _cast_first(node, types)
     elif node.base in SYNONYMS:
@@ -196,6 +213,12 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield replace(node, op=SYNONYMS[node.base], arguments=said)
     else:
         yield node
+
+
+def _filled(node: Node, types: Mapping[str, TensorType]) -> Sequence[str]:
+    """The operands that have elements (or say what dtype the result has), or all where none has."""
+    kept = [name for name in node.operands if 0 not in types[name].shape or types[name].dtype != node.type.dtype]
+    return kept or node.operands
 
 
 def _sum(node: Node, product: str, bias: Argument) -> Node:

@@ -42,6 +42,11 @@ FORWARDS = {
     "x = F.pairwise_distance(x, -x)[..., None] * x": {"norm"},
     "x = torch.vmap(lambda sample: torch.tanh(sample @ self.w) + self.b)(x)": {"matmul", "tanh"},
     "x = x + torch.vmap(lambda column: column.cumsum(0), in_dims=1, out_dims=1)(self.w)[3]": {"cumsum"},
+    "x = x @ F.batch_norm(self.w[None], None, None, self.b, training=True, eps=1e-6)[0].T": {"group_norm"},
+    "x = F.instance_norm(x.mT, weight=self.b, bias=-self.b, eps=1e-6).mT": {"group_norm"},
+    # Rotary embeddings of all of a head's size leave nothing to pass by.
+    "x = torch.cat([-x[..., :8], x[..., 8:], x[..., 16:].reshape(len(x), 16, 0)], -1)": {"cat", "neg"},
+    "x = 2 * torch.cat([x, x[..., 16:].expand(-1, 16, 0)], -1)": {"mul"},
     # Recurrent cells overwrite their gates.
     "x = torch.gru_cell(x.flatten(0, 1), -x.flatten(0, 1), self.w.repeat(3, 1), self.w.repeat(3, 1)).view_as(x)": {
         "split", "sigmoid", "tanh",
@@ -78,6 +83,7 @@ def test_parts(model_file: Write, forward: str) -> None:
     found = bases(graph)
     assert FORWARDS[forward] <= found
     assert not UNKNOWN & found
+    assert not any(0 in type_.shape for body in graph.bodies for node in body.nodes for type_ in node.types)
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
