@@ -17,6 +17,8 @@ RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten",
 CASTS = frozenset({"to", "_to_copy", "type_as"})
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
+NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+"""With the argument by which they take the statistics of what they are given."""
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
 FIRST = {
@@ -199,10 +201,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield turned(node, node.type.rank)
     elif node.base == "einsum":
         yield from in_pairs(node, types)
-    elif (node.base == "batch_norm" and arguments["training"]) or (node.base == "instance_norm" and arguments["use_input_stats"]):
-        said = (("input", arguments["input"]), ("num_groups", node.type.shape[1]), ("weight", arguments["weight"]),
-                ("bias", arguments["bias"]), ("eps", arguments["eps"]), ("cudnn_enabled", True))
-        yield replace(node, op="group_norm", arguments=said)
+    elif node.base in NORMS and arguments[NORMS[node.base]]:
+        yield _group_norm(node)
     elif node.base == "cat":
         yield replace(node, arguments=(("tensors", tuple(map(Ref, _filled(node, types)))), ("dim", arguments["dim"])))
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
@@ -213,6 +213,14 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield replace(node, op=SYNONYMS[node.base], arguments=said)
     else:
         yield node
+
+
+def _group_norm(node: Node) -> Node:
+    """A norm of each channel over its own elements."""
+    given = dict(node.arguments)
+    said = {"input": given["input"], "num_groups": node.type.shape[1], "weight": given["weight"], "bias": given["bias"],
+            "eps": given["eps"], "cudnn_enabled": True}
+    return replace(node, op="group_norm", arguments=tuple(said.items()))
 
 
 def _filled(node: Node, types: Mapping[str, TensorType]) -> Sequence[str]:
