@@ -134,11 +134,15 @@ class Batches:
 
     def at(self, step: int) -> dict[str, Tensor]:
         """The inputs of step ``step`` (from 0) by name, each [local batch, ...] on the device."""
-        samples = [self._sample((step * self.total) + index) for index in self._own]
-        return {
-            entry.name: torch.stack([sample[entry.name] for sample in samples]).to(self.device)
-            for entry in self.inputs
-        }
+        batch = {entry.name: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
+        for place, index in enumerate(self._own):
+            self._fill(batch, place, step * self.total + index)
+        return {name: values.to(self.device) for name, values in batch.items()}
+
+    def _fill(self, batch: Mapping[str, Tensor], place: int, index: int) -> None:
+        """One sample after the other, each gone before the next: images of a batch and of its samples would be twice as much."""
+        for name, value in self._sample(index).items():
+            batch[name][place] = value
 
     def _sample(self, index: int) -> Mapping[str, Tensor]:
         tokens = next((entry for entry in self.inputs if entry.role == "tokens"), None)

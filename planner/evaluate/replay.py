@@ -169,7 +169,19 @@ def _begin(plan: Plan, graph: ModelGraph, heap: Heap, stages: Mapping[int, Stage
                 heap.add("buffers", value.type.size_bytes(plan.batch.micro))
     constants = graph.constants_of([block for stage in stages.values() for block in stage.blocks])
     heap.add("buffers", sum(value.type.size_bytes() for value in graph.context.buffers if value.name in constants))
-    heap.add("buffers", plan.batch.accumulation * graph_batch_bytes(plan, graph) + SCALE_BYTES)
+    heap.add("buffers", plan.batch.accumulation * graph_batch_bytes(plan, graph))
+    heap.passing(buffers=_sample_bytes(graph))
+    heap.add("buffers", SCALE_BYTES)
+
+
+def _sample_bytes(graph: ModelGraph) -> int:
+    """What making one sample of a batch takes: its inputs, one after the other, each drawn and then cast (runtime/data.py)."""
+    made = most = 0
+    for item in graph.batch_inputs:
+        drawn = replace(item.type, dtype="float32" if item.type.floating else "int64")
+        made += item.type.size_bytes()
+        most = max(most, made + (drawn.size_bytes() if drawn != item.type else 0))
+    return most
 
 
 def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], batch_bytes: int) -> int:

@@ -43,6 +43,12 @@ class Layout:
         return strides == sorted(strides, reverse=True)
 
     @property
+    def dense(self) -> bool:
+        """Whether its elements lie side by side, each once, in whatever order."""
+        last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        return last == self.elements - 1 and all(self.strides)
+
+    @property
     def contiguous(self) -> bool:
         expected = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):

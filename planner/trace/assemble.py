@@ -35,7 +35,8 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
         raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
     all_ends = _ends(graph, segments)
     names = _Names(graph, weight, all_ends)
-    context = _context(graph, names)
+    context = packed(_context(graph, names), turned=True)
+    names.give(names.context_outputs, context.outputs)
     bodies: dict[object, Body] = {}
     blocks: list[Block] = []
     for index, (segment, ends) in enumerate(zip(segments, all_ends, strict=True)):
@@ -114,6 +115,11 @@ class _Names:
         self.context_outputs = tuple(node.name for node in nodes if node.name in wanted)
         self.of |= {name: self.context[name] for name in self.context_outputs}
         self.taken |= set(self.context.values())
+
+    def give(self, values: Sequence[str], names: Sequence[str]) -> None:
+        """Others than they had."""
+        self.of.update(zip(values, names, strict=True))
+        self.taken.update(names)
 
     def write(self, index: int, values: Sequence[str], local: Sequence[str]) -> None:
         for value, name in zip(values, local, strict=True):

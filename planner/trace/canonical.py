@@ -15,6 +15,8 @@ from planner.trace.turns import TURNS, turned
 ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"})
 CASTS = frozenset({"to", "_to_copy", "type_as"})
+COPIES = CASTS | {"clone"}
+"""What is its operand where the type is the same: nothing here is changed in place."""
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
 NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
@@ -158,7 +160,7 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
         return operand
     if node.base == "copy" and isinstance(arguments["src"], Ref) and types[arguments["src"].name] == node.type:
         return arguments["src"].name
-    if node.base in CASTS and same and node.differentiable == (operand in gradients):
+    if node.base in COPIES and same and node.differentiable == (operand in gradients):
         return operand
     if node.base in ("dropout", "dropout_") and (arguments["p"] == 0 or not arguments["train"]):
         return operand

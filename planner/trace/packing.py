@@ -1,4 +1,5 @@
-"""Pass 10b: what a block hands on lies in memory row by row, as a message between stages has to."""
+"""Pass 10b: what a block hands on lies in memory row by row, as a message between stages has to, and so does what the context
+hands to blocks: their memory is counted as if it did, and each would copy it anew."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ SAMPLES = 2
 """A batch of one would hide the order of the first dim."""
 
 
-def packed(body: Body) -> Body:
-    """The body with a ``contiguous`` after each output that lies otherwise when all that it is given lies row by row.
+def packed(body: Body, *, turned: bool = False) -> Body:
+    """The body with a ``contiguous`` after each output that lies otherwise when all that it is given lies row by row;
+    ``turned``: only where its dims lie in another order, for a view that repeats or skips takes less memory than its copy.
 
     Where there is no stage's edge the copy stays, so that a block is one function wherever it is: most often it is one
     copy in a model, of the patches that its chain begins with, because sums follow their first operand's order.
     """
     layouts = _layouts(body)
-    turned = [name for name in body.outputs if not layouts[name].contiguous]
-    if not turned:
+    copied = [name for name in body.outputs if not layouts[name].contiguous and (layouts[name].dense or not turned)]
+    if not copied:
         return body
     taken = [*body.types]
-    names = {name: unique_path(f"{name}_packed", taken) for name in turned}
+    names = {name: unique_path(f"{name}_packed", taken) for name in copied}
     copies = tuple(
         replace(made, name=names[made.name], op="contiguous", arguments=(("self", Ref(made.name)),))
         for made in body.nodes if made.name in names

@@ -65,6 +65,13 @@ def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable
     assert product.differentiable and not detached & set(product.operands)
 
 
+def test_copies_of_what_nothing_changes_are_left_out(model_file: Callable[[str], str]) -> None:
+    """A step that changes something in place is exported with a copy for every dropout of probability 0."""
+    forward = "x = F.dropout(self.f(x), 0.0).relu_()\n        x = x.transpose(1, 2).clone().transpose(1, 2) + x.clone()"
+    graph = traced(model_file(NET.format(forward=forward, rest="")))
+    assert not {"clone", "dropout"} & {node.base for node in nodes(graph)}
+
+
 @pytest.mark.parametrize("called", ["softmax", "log_softmax"])
 def test_a_softmax_in_another_precision_is_a_cast_first(model_file: Callable[[str], str], called: str) -> None:
     """As torch computes it; over a split dim the runtime's own takes no dtype."""
