@@ -42,7 +42,7 @@ from tests.rehearse.server import Server  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 FILE_OF = {"fp32": "zoo.json", "bf16": "zoo_bf16.json"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-FILES = ("texts", "images", "diffusion", "signals", "recent")
+FILES = ("texts", "images", "diffusion", "signals", "recent", "pictures")
 SEQUENCE = 32
 PIPELINE = Row(pipeline=2, accumulation=4, microbatch=2)
 ROWS = (PIPELINE, Row(data=2, zero=3, accumulation=2, recompute="full"))

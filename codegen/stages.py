@@ -112,15 +112,12 @@ def lower_context(
 
 def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]) -> tuple[Function, ContextCall]:
     """The part of the context that some outputs need, as a function of batch inputs and constants."""
-    body = graph.context
-    needed = body.origins(outputs)
-    nodes = tuple(node for node in body.nodes if node.name in needed)
-    inputs = tuple(v for v in body.inputs if v.name in needed)
-    buffers = tuple(v for v in body.buffers if v.name in needed)
+    body = graph.context.part(outputs)
+    nodes, inputs, buffers = body.nodes, body.inputs, body.buffers
     if not inputs and (not buffers or any(_counts_batch(argument) for node in nodes for _, argument in node.arguments)):
         # The batch size, and the device where nothing else tells it, come from some input.
         given = graph.batch_inputs[0]
-        inputs = body.inputs[:1] or (BodyValue(given.name, given.type),)
+        inputs = graph.context.inputs[:1] or (BodyValue(given.name, given.type),)
     renames = {v.name: unique(v.name.split(".")[-1], set(used)) for v in buffers}
     whole = Body("context", (*inputs, *buffers), (), (), nodes, tuple(outputs))
     placement = BodyPlacement(

@@ -140,7 +140,7 @@ class Batches:
         return {name: values.to(self.device) for name, values in batch.items()}
 
     def _fill(self, batch: Mapping[str, Tensor], place: int, index: int) -> None:
-        """One sample after the other, each gone before the next: images of a batch and of its samples would be twice as much."""
+        """Each sample is gone before the next: those of a batch of images, and the batch, would be twice as much."""
         for name, value in self._sample(index).items():
             batch[name][place] = value
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Storage
+from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Order, Storage
 from planner.costing.tape import HANDED, PART, PASS, TURNED, Primitive, Reads
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Backward:
         incoming = [self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients]
         if not incoming:
             return
-        if primitive.folds and not incoming[0].even:
+        if primitive.folds and not incoming[0].order.even:
             folded = Gradient(self.heap.make(incoming[0].size), incoming[0].size)
             self.heap.drop(incoming[0].storage)
             incoming = [folded]
@@ -67,7 +67,7 @@ class Backward:
         early, skipped = len(primitive.reads) - primitive.late, self.block.paths.derived.keys() if self.split else ()
         made = self._gradients(primitive, primitive.reads[:early], incoming[0], skipped)
         whole = sum(size for value, size in primitive.sums if value not in skipped)
-        lies = incoming[0].straight and self.block.lies_by_rows(primitive.makes[0][0])
+        lies = incoming[0].order.straight and self.block.lies_by_rows(primitive.makes[0][0])
         lined = incoming[0].size if primitive.lines and not lies else 0
         self.heap.passing(max(primitive.backward_scratch, lined) + whole)
         for storage in self.again.pop(at, ()):
@@ -93,18 +93,22 @@ class Backward:
         for value, size in reads:
             if size is None or value in skipped:
                 continue
-            if primitive.merges and not incoming.even:
+            if primitive.merges and not incoming.order.even:
                 made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size)))
             elif size in HANDED:
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
-                straight, even = incoming.straight and size == PASS, incoming.even and size not in (PART, TURNED)
+                order = Order(
+                    incoming.order.straight and size == PASS, incoming.order.even and size not in (PART, TURNED),
+                    incoming.order.turned or size == TURNED,
+                )
                 view = primitive.cuts or (incoming.view and len(reads) == 1)
-                made.append((value, Gradient(incoming.storage, held, straight, even, incoming.turned or size == TURNED, view)))
+                made.append((value, Gradient(incoming.storage, held, order, view)))
             else:
-                turned = (value in primitive.turns) != (primitive.follows and incoming.turned)
+                turned = (value in primitive.turns) != (primitive.follows and incoming.order.turned)
                 storage = self.heap.make(max(size, primitive.storage), self._kind(value))
-                made.append((value, Gradient(storage, size, not turned and storage.size == size, not turned, turned)))
+                order = Order(not turned and storage.size == size, not turned, turned)
+                made.append((value, Gradient(storage, size, order)))
         return made
 
     def _kind(self, value: str) -> int:
@@ -141,7 +145,7 @@ class Backward:
         if value in self.present:
             self.heap.drop(storage)
             return
-        if (storage.references > 1 and not gradient.view) or not gradient.straight:
+        if (storage.references > 1 and not gradient.view) or not gradient.order.straight:
             self.heap.drop(storage)
             storage = self.heap.make(gradient.size)
         self.heap.move(storage, GRADIENTS)
@@ -150,7 +154,7 @@ class Backward:
     def _sum(self, earlier: Gradient, later: Gradient, kind: int = ACTIVATIONS) -> Gradient:
         """Two gradients of one value, added in a new storage."""
         size = max(earlier.size, later.size)
-        total = Gradient(self.heap.make(size, kind), size, earlier.straight or later.straight)
+        total = Gradient(self.heap.make(size, kind), size, earlier.order.of_sum)
         self.heap.drop(earlier.storage)
         self.heap.drop(later.storage)
         return total

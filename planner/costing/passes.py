@@ -289,7 +289,7 @@ class BlockPasses:
             else:
                 storage = storages[arrival.storage] = Storage(arrival.size, OUTSIDE if arrival.held else ACTIVATIONS)
                 run.heap.now[storage.kind] += arrival.size
-            arrived = Gradient(storages[arrival.storage], size)
+            arrived = Gradient(storages[arrival.storage], size, arrival.order)
             run.gradients[value] = run._sum(run.gradients[value], arrived) if value in run.gradients else arrived
         return storages
 
@@ -303,7 +303,7 @@ class BlockPasses:
             arrived = numbers.get(storage, -1)
             there = storage.kind != OUTSIDE and storage.order <= run.heap.made_at_peak
             made = -1 if arrived >= 0 else storage.order
-            found.append(Leaving(name, storage.size, arrived, made, gradient.straight, there, storage in waiting))
+            found.append(Leaving(name, storage.size, arrived, made, gradient.order, there, storage in waiting))
         return tuple(found)
 
     def _left(self, run: Backward, reached: frozenset[str]) -> int:

@@ -142,6 +142,8 @@ def _made(tape: Tape, step: Step, at: int) -> int:
     operand, result = tape.local.layouts[step.operands[at]], tape.local.layouts[step.outputs[0]]
     made, alike = operand.size_bytes, operand.sizes == result.sizes and operand.dtype == result.dtype
     if base in _VIEW_GRADIENTS:
+        if base in RESHAPES and not operand.contiguous and result.contiguous:
+            return TURNED  # A copy in the order of its dims: so does the gradient lie.
         return _part(tape, step) if base in _JOINS else PASS
     if base == "sum" and operand.dtype != result.dtype:
         return made  # Spread, then whole in the operand's precision (engine.cpp, ``validate_outputs``).

@@ -10,6 +10,25 @@ ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """How a gradient lies in memory. ``straight``: as its value does; ``even``: at least its rows are evenly apart; ``turned``:
+    its dims lie in another order than its value's."""
+
+    straight: bool = True
+    even: bool = True
+    turned: bool = False
+
+    @property
+    def of_sum(self) -> Order:
+        """How a sum lies of which this is the first term: its dims in the same order (ATen/TensorIterator.cpp,
+        ``reorder_dimensions``)."""
+        return Order(not self.turned, not self.turned, self.turned)
+
+
+STRAIGHT = Order()
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """The gradient of an output as a block finds it: the number and the bytes of the storage that it lies in, which gradients
     of other outputs may share; ``held``: something else holds that storage too, and still does when the block is done."""
@@ -17,19 +36,20 @@ class Arrival:
     storage: int
     size: int
     held: bool = False
+    order: Order = STRAIGHT
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """The gradient of an input as a block leaves it. ``arrived``: number of the storage that it came in, -1 where the block
-    made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``straight``: it lies in memory as the input
-    does; ``there``: at the block's peak; ``waits``: the weight part will read it too."""
+    made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``there``: at the block's peak; ``waits``: the
+    weight part will read it too."""
 
     value: str
     size: int
     arrived: int
     made: int
-    straight: bool
+    order: Order
     there: bool
     waits: bool
 
@@ -61,15 +81,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient on its way: ``size`` bytes in a storage that may be larger; ``straight``: laid out as its value is; ``even``:
-    at least its rows are evenly apart; ``turned``: its dims lie in another order than its value's; ``view``: nothing else has
-    this tensor, whatever has its storage."""
+    """A gradient on its way: ``size`` bytes in a storage that may be larger; ``view``: nothing else has this tensor, whatever
+    has its storage."""
 
     storage: Storage
     size: int
-    straight: bool = True
-    even: bool = True
-    turned: bool = False
+    order: Order = STRAIGHT
     view: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.costing.storages import Leaving
+from planner.costing.storages import STRAIGHT, Leaving, Order
 from planner.evaluate.heap import Category, Heap
 
 
@@ -32,13 +32,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Flow:
-    """A gradient of a value: ``size`` bytes of a storage. ``straight``: it lies in memory as the value does; ``new``: the
-    block that left it made its storage; ``there``: at that block's peak."""
+    """A gradient of a value: ``size`` bytes of a storage. ``new``: the block that left it made its storage; ``there``: at that
+    block's peak."""
 
     name: str
     storage: Held
     size: int
-    straight: bool = True
+    order: Order = STRAIGHT
     new: bool = False
     there: bool = False
 
@@ -58,33 +58,33 @@ class Flows:
         """A gradient that the pass begins with, in a storage of its own that is counted already."""
         self._now[name] = Flow(name, Held(size, category, 1), size)
 
-    def take(self, name: str) -> Held | None:
-        """The storage of a value's gradient, which the value's block now runs with; None: it has none."""
+    def take(self, name: str) -> Flow | None:
+        """A value's gradient, which the value's block now runs with; None: it has none."""
         flow = self._now.pop(name, None)
         if flow is None:
             return None
         flow.storage.references -= 1
-        return flow.storage
+        return flow
 
     def settle(
-        self, at: int, arrived: Sequence[Held | None], leaving: Sequence[tuple[str, Leaving]], waiting: Collection[int],
+        self, at: int, arrived: Sequence[Flow | None], leaving: Sequence[tuple[str, Leaving]], waiting: Collection[int],
     ) -> list[Flow]:
         """What a block has done with the storages that ``arrived``, by number, and the gradients that it leaves, by value."""
         self._at = at
         for number in waiting:
-            storage = arrived[number]
-            assert storage is not None
-            storage.waits.add(at)
+            flow = arrived[number]
+            assert flow is not None
+            flow.storage.waits.add(at)
         made: dict[int, Held] = {}
-        flows = []
+        flows = list[Flow]()
         for name, item in leaving:
             new = item.arrived < 0
-            held = made.setdefault(item.made, Held(item.size, "activations")) if new else arrived[item.arrived]
-            assert held is not None
+            taken = None if new else arrived[item.arrived]
+            held = taken.storage if taken else made.setdefault(item.made, Held(item.size, "activations"))
             held.references += 1
             if item.waits:
                 held.waits.add(at)
-            flows.append(Flow(name, held, self.sizes[name], item.straight, new, item.there))
+            flows.append(Flow(name, held, self.sizes[name], item.order, new, item.there))
         return flows
 
     def _final(self, flow: Flow) -> bool:
@@ -108,12 +108,12 @@ class Flows:
         final = self._final(flow)
         earlier = self._now.pop(flow.name, None)
         if earlier is not None:
-            total = self._make(flow.name, flow.size, final)
+            total = self._make(flow.name, flow.size, final, earlier.order.of_sum)
             self._drop(earlier)
             self._drop(flow)
             flow = total
         self._now[flow.name] = flow
-        if copies and final and (not flow.straight or flow.storage.references > 1 or flow.storage.category is None):
+        if copies and final and (not flow.order.straight or flow.storage.references > 1 or flow.storage.category is None):
             self.copy(flow.name)
 
     def copy(self, name: str) -> None:
@@ -126,17 +126,17 @@ class Flows:
         """Gradients that lie where they were received, or otherwise than in rows, are copied. Bytes of what is sent back."""
         sent = [name for name in self._now if name in self.incoming]
         for name in sent:
-            if self._now[name].storage.category is None or not self._now[name].straight:
+            if self._now[name].storage.category is None or not self._now[name].order.straight:
                 self.copy(name)
         storages = {id(self._now[name].storage): self._now[name].storage for name in sent}
         for storage in storages.values():
             storage.returned = True
         return sum(storage.size for storage in storages.values())
 
-    def _make(self, name: str, size: int, final: bool) -> Flow:
+    def _make(self, name: str, size: int, final: bool, order: Order = STRAIGHT) -> Flow:
         category = self.category if final else "activations"
         self.heap.add(category, size)
-        return Flow(name, Held(size, category, 1), size)
+        return Flow(name, Held(size, category, 1), size, order)
 
     def _drop(self, flow: Flow) -> None:
         storage = flow.storage

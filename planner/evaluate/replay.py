@@ -169,9 +169,16 @@ def _begin(plan: Plan, graph: ModelGraph, heap: Heap, stages: Mapping[int, Stage
                 heap.add("buffers", value.type.size_bytes(plan.batch.micro))
     constants = graph.constants_of([block for stage in stages.values() for block in stage.blocks])
     heap.add("buffers", sum(value.type.size_bytes() for value in graph.context.buffers if value.name in constants))
+    if plan.mesh.pipeline > 1:
+        heap.add("buffers", _receive_bytes(plan, stages))
     heap.add("buffers", plan.batch.accumulation * graph_batch_bytes(plan, graph))
-    heap.passing(buffers=_sample_bytes(graph))
+    heap.passing(buffers=_sample_bytes(graph), activations=_loss_bytes(stages))
     heap.add("buffers", SCALE_BYTES)
+
+
+def _loss_bytes(stages: Mapping[int, StageReplay]) -> int:
+    """Of a step's loss on a rank."""
+    return sum(stage.loss_bytes for stage in stages.values() if stage.is_last) or NO_LOSS_BYTES
 
 
 def _sample_bytes(graph: ModelGraph) -> int:
@@ -189,7 +196,7 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     of a second moment and its quotient beside the last parameter's (torch/optim/adam.py, ``_single_tensor_adam``; with
     weight decay first). Returns what is alive besides."""
     master = MASTER_BYTES[plan.precision]
-    loss = sum(stage.loss_bytes for stage in stages.values() if stage.is_last) or NO_LOSS_BYTES
+    loss = _loss_bytes(stages)
     heap.add("activations", loss - heap.now["activations"])
     heap.passing(buffers=master * sum(unit.partial_elements for stage in stages.values() for unit in stage.root.units))
     heap.held = 0
@@ -210,7 +217,6 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     """The actions of one rank in order (torch/distributed/pipelining/schedules.py)."""
     count, name = plan.batch.accumulation, plan.schedule.name
     order: Sequence[Action] = actions(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
-    heap.add("buffers", _receive_bytes(plan, stages))
     heap.add("activations", 4 * count)
     single = name in ("gpipe", "1f1b")
     let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival, Pass
-from planner.evaluate.bodies import Bodies, context_storages, units_of
+from planner.evaluate.bodies import Bodies, context_bytes, context_storages, units_of
 from planner.evaluate.flows import Flow, Flows, Held
 from planner.evaluate.heap import Category, Heap
 from planner.evaluate.units import Root
@@ -68,6 +68,7 @@ class StageReplay:
         self._fresh: Counter[int] = Counter()
         storages = context_storages(bodies, self.blocks)
         self.context = {storage: size for storage, (size, _) in storages.items()}
+        self._context_bytes = context_bytes(bodies, self.blocks)
         self._taken_over = bodies.taken_over
         self._keepers = self._find_keepers()
         self._context_keepers = {
@@ -76,7 +77,7 @@ class StageReplay:
         }
         self._reached = self._find_reached()
         self.returned = self.returns
-        self._arrived: dict[int, list[Held | None]] = {}
+        self._arrived: dict[int, list[Flow | None]] = {}
         self._left: dict[int, list[tuple[str, Held]]] = {}
 
     def _differentiable(self, name: str) -> bool:
@@ -122,7 +123,9 @@ class StageReplay:
     def forward(self) -> None:
         """One micro-batch."""
         heap, root = self.heap, self.root
-        heap.add("activations", sum(self.context.values()))
+        for running, made in self._context_bytes:
+            heap.passing(activations=running)
+            heap.add("activations", made)
         for at, link in enumerate(self.chain):
             root.before_forward(root.units[link.unit])
             passed = link.passes.forward
@@ -273,18 +276,17 @@ class StageReplay:
         """One block's backward pass, or the input part of it; the gradients that it leaves."""
         link, heap, bound = self.chain[at], self.heap, self._bound[at]
         waits, joins = self._shared(at)
-        held = [
+        arrived = [
             flows.take(name) if size else None
             for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True)
         ]
-        self._arrived[at] = held
-        numbers = {id(item): number for number, item in enumerate(held) if item is not None}
+        self._arrived[at] = arrived
         passed = link.passes.backward(
             kind, present=self._present(link), owned=self._first_owned[at],
-            arrivals=[None if item is None else Arrival(numbers[id(item)], item.size, item.held) for item in held],
+            arrivals=_arrivals(arrived, lambda storage: storage.held),
             waits=waits, joins=joins,
         )
-        leaving = flows.settle(at, held, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
+        leaving = flows.settle(at, arrived, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
         self._left[at] = [(item.value, flow.storage) for item, flow in zip(passed.leaving, leaving, strict=True)]
         handed = flows.handed(leaving)
         early = sum(flow.storage.size for flow in handed if flow.there)
@@ -296,13 +298,10 @@ class StageReplay:
         """The weight part of one block's backward pass."""
         link = self.chain[at]
         waits, joins = self._shared(at)
-        held = self._arrived.get(at, [None] * len(link.block.writes))
-        numbers = {id(item): number for number, item in enumerate(held) if item is not None}
+        arrived = self._arrived.get(at, [None] * len(link.block.writes))
         passed = link.passes.backward(
             "weight", present=self._present(link), owned=self._owned(at, self._weight_owners),
-            arrivals=[
-                None if item is None else Arrival(numbers[id(item)], item.size, item.outlives(at)) for item in held
-            ],
+            arrivals=_arrivals(arrived, lambda storage: storage.outlives(at)),
             reached=self._reached[at],
             returned=[value for value, storage in self._left.get(at, ()) if storage.returned],
             carried=carried, waits=waits, joins=joins,
@@ -396,3 +395,12 @@ class StageReplay:
         return tuple(
             frozenset(local for local, fqn in link.block.parameters if fqn in found) for found in (waits, joins)
         )  # type: ignore[return-value]
+
+
+def _arrivals(flows: Sequence[Flow | None], held: Callable[[Held], bool]) -> list[Arrival | None]:
+    """What arrives at a block, by storages that are told apart by number."""
+    numbers = {id(flow.storage): number for number, flow in enumerate(flows) if flow is not None}
+    return [
+        None if flow is None else Arrival(numbers[id(flow.storage)], flow.storage.size, held(flow.storage), flow.order)
+        for flow in flows
+    ]

@@ -170,6 +170,15 @@ class Body:
         nodes = nodes.union(*(nx.ancestors(flow, name) for name in nodes))
         return named.union(nodes, (operand for name in nodes for operand in self.by_name[name].operands))
 
+    def part(self, outputs: Sequence[str]) -> Body:
+        """What ``outputs`` need."""
+        needed = self.origins(outputs)
+        inputs, parameters, buffers = (
+            tuple(value for value in group if value.name in needed) for group in (self.inputs, self.parameters, self.buffers)
+        )
+        nodes = tuple(node for node in self.nodes if node.name in needed)
+        return Body(self.name, inputs, parameters, buffers, nodes, tuple(outputs))
+
     def together(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """``outputs`` in groups that share a computed value, in order of their first."""
         computed = self.origins(outputs) & set(self.by_name)
@@ -291,8 +300,12 @@ class ModelGraph:
 
     def made_for(self, blocks: Sequence[Block]) -> frozenset[str]:
         """The context's outputs that a stage of these blocks makes: those that are computed together have one function."""
+        return frozenset(name for group in self.made_together(blocks) for name in group)
+
+    def made_together(self, blocks: Sequence[Block]) -> list[tuple[str, ...]]:
+        """The same, function by function."""
         here = {name for block in blocks for name in block.reads}
-        return frozenset(name for group in self._made_together if here.intersection(group) for name in group)
+        return [group for group in self._made_together if here.intersection(group)]
 
     @cached_property
     def _made_together(self) -> tuple[tuple[str, ...], ...]:

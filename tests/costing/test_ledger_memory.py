@@ -127,6 +127,10 @@ FIELDS = [
     ("patches", "bf16", SPLIT), ("routed", "bf16", Row(
         pipeline=2, data=2, zero=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2,
     )),
+    # What the context makes on the way, and turns; gradients of blocks that come in another order; normalised weights; a batch
+    # that is more than a late stage holds besides.
+    ("pictures:unfolded", "fp32", SPLIT), ("pictures:nested", "fp32", SPLIT), ("pictures:convolved", "fp32", SPLIT),
+    ("pictures:funnel", "fp32", SPLIT), ("pictures:funnel", "fp64", Row(pipeline=2, accumulation=4)),
     # What goes into a recomputed region, or comes out, has a variable.
     ("recent:differential", "bf16", Row(
         tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,

@@ -8,7 +8,7 @@ from planner.costing.expressions import in_emitted_order
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses, Emitted
 from planner.costing.paths import in_module_order
-from planner.costing.storages import Arrival, Leaving
+from planner.costing.storages import STRAIGHT, Arrival, Leaving, Order
 from planner.evaluate.bodies import Bodies
 from planner.evaluate.flows import Flows
 from planner.evaluate.heap import Heap
@@ -16,6 +16,7 @@ from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan
 
 SIZE = 5760
+TURNED = Order(straight=False, even=False, turned=True)
 """Of a value of `odd` for one sample in float64."""
 
 
@@ -59,7 +60,7 @@ def test_a_stage_holds_what_no_variable_takes_over() -> None:
 def test_parts_of_what_was_joined_leave_in_one_storage() -> None:
     passes = BlockPasses(Emitted(localise(graph_of("odd", "fp64").body_of["Head"], None, 1)), "none")
     one, other = passes.backward("input").leaving
-    assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.straight
+    assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.order.straight
 
 
 def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
@@ -67,17 +68,18 @@ def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
     heap = Heap()
     flows = Flows(heap, {"a": SIZE, "b": SIZE}, {"a", "b"}, {"a": 0, "b": 2}, "activations")
     heap.add("activations", 2 * SIZE)
-    leaving = [(name, Leaving(name, 2 * SIZE, -1, 7, False, True, False)) for name in "ab"]
+    leaving = [(name, Leaving(name, 2 * SIZE, -1, 7, TURNED, True, False)) for name in "ab"]
     for flow in flows.settle(2, [], leaving, ()):
         flows.leave(flow, copies=False)
     assert heap.total == 2 * SIZE
-    storage = flows.take("a")
-    assert storage is not None and storage.held  # By the gradient of b.
+    taken = flows.take("a")
+    assert taken is not None and taken.storage.held  # By the gradient of b.
+    assert taken.order == TURNED
     heap.add("activations", SIZE)
-    (flow,) = flows.settle(0, [storage], [("a", Leaving("a", SIZE, -1, 3, True, True, False))], {0})
+    (flow,) = flows.settle(0, [taken], [("a", Leaving("a", SIZE, -1, 3, STRAIGHT, True, False))], {0})
     flows.leave(flow, copies=False)
     assert flows.end() == 2 * SIZE and heap.total == 4 * SIZE
-    assert storage.held and not storage.outlives(0)  # The first block's weight part reads it.
+    assert taken.storage.held and not taken.storage.outlives(0)  # The first block's weight part reads it.
 
 
 def test_a_gradient_that_the_weight_part_reads_stays() -> None:
@@ -85,10 +87,10 @@ def test_a_gradient_that_the_weight_part_reads_stays() -> None:
     heap = Heap()
     flows = Flows(heap, {"a": SIZE}, (), {}, "activations")
     heap.add("activations", SIZE)
-    for flow in flows.settle(2, [], [("a", Leaving("a", SIZE, -1, 1, True, True, waits=True))], ()):
+    for flow in flows.settle(2, [], [("a", Leaving("a", SIZE, -1, 1, STRAIGHT, True, waits=True))], ()):
         flows.leave(flow, copies=False)
     heap.add("activations", SIZE)
-    for flow in flows.settle(1, [], [("a", Leaving("a", SIZE, -1, 2, True, True, waits=False))], ()):
+    for flow in flows.settle(1, [], [("a", Leaving("a", SIZE, -1, 2, STRAIGHT, True, waits=False))], ()):
         flows.leave(flow, copies=False)
     assert heap.total == 2 * SIZE  # What is added up, and what waits; the other part is gone.
 
@@ -97,7 +99,7 @@ def test_a_leaf_takes_over_only_what_lies_as_it_does() -> None:
     heap = Heap()
     flows = Flows(heap, {"a": SIZE}, {"a"}, {"a": 0}, "activations")
     heap.add("activations", 2 * SIZE)
-    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, False, True, False))], ())
+    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, TURNED, True, False))], ())
     flows.leave(flow, copies=True)
     assert heap.total == SIZE and heap.most == 3 * SIZE and flows.end() == SIZE
 
