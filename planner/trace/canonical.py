@@ -19,6 +19,8 @@ COPIES = CASTS | {"clone"}
 """What is its operand where the type is the same: nothing here is changed in place."""
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
+ONE_DTYPE = frozenset({"addmm", "baddbmm", "bmm", "index_add", "layer_norm", "linear", "group_norm", "matmul", "mm", "mv"})
+"""Operations that torch traces on several floating dtypes, and refuses to run."""
 NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """With the argument by which they take the statistics of what they are given."""
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
@@ -68,6 +70,9 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     elif "::" in node.base and node.base not in SYNONYMS and not node.base.startswith("prims::"):
         wrong = f"{node.base} is no operation of torch's"
         right = "the emitted program needs nothing but torch: write it in torch's own operations"
+    elif node.base in ONE_DTYPE and (others := _other_dtypes(node, types)):
+        wrong = f"{node.base} is given {types[node.operands[0]].dtype} and {' and '.join(others)}"
+        right = "torch computes it in one dtype alone: cast one of them (x.to(weight.dtype)), or choose another --precision"
     elif "grouped_mm" in node.base and node.type.dtype == "float64":
         wrong, right = "torch's grouped_mm does not compute in float64", "--precision bf16 or fp32"
     elif "batch_norm" in node.base and arguments.get("training", arguments.get("train")) and not _is_of_one(node, types):
@@ -76,6 +81,14 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     else:
         return
     raise ModelError(place(node, where), wrong, right)
+
+
+def _other_dtypes(node: Node, types: Mapping[str, TensorType]) -> list[str]:
+    """Floating dtypes of the operands other than the first's. Norms take parameters that are wider than what they norm."""
+    first, *others = (types[name] for name in node.operands)
+    found = dict.fromkeys(type_.dtype for type_ in others if type_.floating and type_.dtype != first.dtype)
+    wider = node.base.endswith("_norm") and first.dtype in ("bfloat16", "float16") and [*found] == ["float32"]
+    return [] if wider or not first.floating else [*found]
 
 
 def _is_of_one(node: Node, types: Mapping[str, TensorType]) -> bool:

@@ -65,6 +65,24 @@ def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable
     assert product.differentiable and not detached & set(product.operands)
 
 
+@pytest.mark.parametrize(("forward", "base"), [
+    ("x = self.f(x.float())", "linear"), ("x = (x.float() @ self.a) @ self.b.float()", "matmul"),
+    ("x = F.layer_norm(x.float(), (16,), self.b[0]).to(x.dtype)", "layer_norm"),
+    ("x = x.index_add(1, torch.arange(16), x.float())", "index_add"),
+])
+def test_what_torch_refuses_in_two_dtypes(model_file: Callable[[str], str], forward: str, base: str) -> None:
+    """In half precision; in float32 it is one dtype."""
+    spec = model_file(NET.format(forward=forward, rest=""))
+    with pytest.raises(ModelError, match=rf"user_model.py:\d+: {base} is given \w+ and \w+; torch computes it in one dtype"):
+        traced(spec, "bfloat16")
+    assert base in {node.base for node in nodes(traced(spec, "float32"))}
+
+
+def test_a_norm_may_have_wider_parameters(model_file: Callable[[str], str]) -> None:
+    forward = "x = F.layer_norm(x, (16,), self.b[0].float(), self.a[:, 0].float())"
+    assert "layer_norm" in {node.base for node in nodes(traced(model_file(NET.format(forward=forward, rest="")), "bfloat16"))}
+
+
 def test_copies_of_what_nothing_changes_are_left_out(model_file: Callable[[str], str]) -> None:
     """A step that changes something in place is exported with a copy for every dropout of probability 0."""
     forward = "x = F.dropout(self.f(x), 0.0).relu_()\n        x = x.transpose(1, 2).clone().transpose(1, 2) + x.clone()"
