@@ -95,13 +95,15 @@ def context_storages(bodies: Bodies, blocks: Sequence[Block]) -> dict[str, tuple
     return {root: (local.storage_bytes(root), frozenset(names)) for root, names in found.items()}
 
 
-def context_bytes(bodies: Bodies, blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """By function of the context that a stage calls: bytes while it runs, at most, and of the storages that it leaves."""
-    storages, found = context_storages(bodies, blocks).values(), []
+def context_bytes(
+    bodies: Bodies, blocks: Sequence[Block], storages: Mapping[str, tuple[int, frozenset[str]]]
+) -> list[tuple[int, int]]:
+    """By function of the context that a stage calls: bytes while it runs, at most, and of the ``storages`` that it leaves."""
+    found = []
     for group in bodies.graph.made_together(blocks):
         body = bodies.graph.context.part(group)
         running = BlockPasses(Emitted(localise(body, None, bodies.plan.batch.micro)), "none").forward.peak[0]
-        found.append((running, sum(size for size, names in storages if not names.isdisjoint(group))))
+        found.append((running, sum(size for size, names in storages.values() if not names.isdisjoint(group))))
     return found
 
 

@@ -68,7 +68,7 @@ class StageReplay:
         self._fresh: Counter[int] = Counter()
         storages = context_storages(bodies, self.blocks)
         self.context = {storage: size for storage, (size, _) in storages.items()}
-        self._context_bytes = context_bytes(bodies, self.blocks)
+        self._context_bytes = context_bytes(bodies, self.blocks, storages)
         self._taken_over = bodies.taken_over
         self._keepers = self._find_keepers()
         self._context_keepers = {

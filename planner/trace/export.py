@@ -199,22 +199,21 @@ def _batch_input(name: str, tensor: Tensor) -> BatchInput:
     return BatchInput(name, TensorType(shape, str(tensor.dtype).removeprefix("torch.")), role)  # type: ignore[arg-type]
 
 
+def _calls(program: ExportedProgram) -> Iterator[Any]:
+    """What the nodes of a program call."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node.target for node in module.graph.nodes if node.op == "call_function")
+
+
 def _mutates(program: ExportedProgram) -> bool:
     """Whether some operation changes a tensor in place (torch then has to make the graph functional)."""
-    return any(
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-        for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-    )
+    return any(isinstance(call, torch._ops.OpOverload) and call._schema.is_mutable for call in _calls(program))
 
 
 def _maps(program: ExportedProgram) -> bool:
     """Whether ``torch.vmap`` left its marks instead of the operations that it stands for."""
-    return any(
-        getattr(node.target, "__module__", "").startswith("torch._functorch")
-        for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes if node.op == "call_function"
-    )
+    return any(getattr(call, "__module__", "").startswith("torch._functorch") for call in _calls(program))
 
 
 def _untraceable(where: str, error: Exception) -> ModelError:

@@ -27,14 +27,21 @@ class RefuseSampleLoops(TorchFunctionMode):
         self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
-        count = _COUNTS.get(getattr(function, "__name__", ""))
-        if count is not None and args and isinstance(args[0], Tensor) and args[0].dim():
-            dim, parts = count(*args, **given)
-            if parts > MANY and args[0].shape[dim] % self.batch == 0:
-                raise ModelError(_users_line(), "goes through the samples of the batch one by one",
-                                 "compute all of them at once, or give torch.vmap what one sample needs")
+        given, name = kwargs or {}, getattr(function, "__name__", "")
+        if args and isinstance(args[0], Tensor) and args[0].dim() and self._by_sample(name, args, given):
+            raise ModelError(_users_line(), "goes through the samples of the batch one by one",
+                             "compute all of them at once, or give torch.vmap what one sample needs")
         return function(*args, **given)
+
+    def _by_sample(self, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+        if name in _COUNTS:
+            dim, parts = _COUNTS[name](*args, **given)
+        elif name in _PLACES:
+            dim, place = _PLACES[name](*args, **given)
+            parts = place % self.batch if place > 0 else 0  # Where one batch ends and another begins is no sample's place.
+        else:
+            return False
+        return parts > MANY and args[0].shape[dim] % self.batch == 0
 
 
 def _unbind(tensor: Tensor, dim: int = 0) -> tuple[int, int]:
@@ -62,10 +69,10 @@ def _item(tensor: Tensor, index: object) -> tuple[int, int]:
     return 0, start if isinstance(start, int) else 0
 
 
-_COUNTS: Mapping[str, Callable[..., tuple[int, int]]] = {
-    "unbind": _unbind, "split": _split, "chunk": _chunk, "select": _select, "__getitem__": _item,
-}
-"""By function: the dim that it takes apart, and how many parts, or the number of the part that it takes."""
+_COUNTS: Mapping[str, Callable[..., tuple[int, int]]] = {"unbind": _unbind, "split": _split, "chunk": _chunk}
+"""By function, the dim that it takes apart and how many parts it makes."""
+_PLACES: Mapping[str, Callable[..., tuple[int, int]]] = {"select": _select, "__getitem__": _item}
+"""By function, the dim that it takes from and where what it takes begins."""
 
 
 def _users_line() -> str:

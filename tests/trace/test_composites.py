@@ -47,6 +47,8 @@ FORWARDS = {
     # Rotary embeddings of all of a head's size leave nothing to pass by.
     "x = torch.cat([-x[..., :8], x[..., 8:], x[..., 16:].reshape(len(x), 16, 0)], -1)": {"cat", "neg"},
     "x = 2 * torch.cat([x, x[..., 16:].expand(-1, 16, 0)], -1)": {"mul"},
+    # Two batches in one: where the second begins is no sample's place.
+    "x = torch.cat([x, -x])[len(x):] * torch.cat([x, x])[:len(x)]": {"cat", "neg", "slice"},
     # Recurrent cells overwrite their gates.
     "x = torch.gru_cell(x.flatten(0, 1), -x.flatten(0, 1), self.w.repeat(3, 1), self.w.repeat(3, 1)).view_as(x)": {
         "split", "sigmoid", "tanh",
