@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.ir.graph import ModelGraph
 from planner.trace.assemble import assemble
 from planner.trace.blocks import find_blocks
@@ -13,6 +15,7 @@ from planner.trace.export import export
 from planner.trace.flat import flatten
 from planner.trace.load import ModelSource, load_model
 from planner.trace.losses import separate_loss
+from planner.trace.reach import keep, said, without_gradient
 from planner.trace.samples import check_samples
 from planner.trace.unflatten import unflatten
 from planner.trace.verify import verify
@@ -32,6 +35,10 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
     built = build(source, dtype)
     exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
     graph = flatten(exported, built)
+    if unreached := without_gradient(graph):
+        built = keep(built, unreached)
+        graph = flatten(exported, built)
+        graph = replace(graph, warnings=(*graph.warnings, said(unreached)))
     graph = canonicalise(graph)
     graph = unflatten(graph)
     graph = widen_loss(separate_loss(graph))

@@ -202,6 +202,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         cast = (("self", Ref(node.operands[0])), ("dtype", Dtype(node.type.dtype)), ("non_blocking", False),
                 ("copy", False))
         yield replace(node, op="to.dtype", arguments=cast)
+    elif node.base == "copy" and isinstance(source := arguments["src"], Ref):
+        yield from _written(node, source, types)
     elif node.base == "linear" and arguments["bias"] is not None:
         product = replace(node, name=f"{node.name}_product",
                           arguments=(("input", arguments["input"]), ("weight", arguments["weight"]), ("bias", None)))
@@ -228,6 +230,20 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield replace(node, op=SYNONYMS[node.base], arguments=said)
     else:
         yield node
+
+
+def _written(node: Node, source: Ref, types: Mapping[str, TensorType]) -> Iterable[Node]:
+    """What an assignment to a part of a tensor writes there: autograd has no rule for the copy that stands for it."""
+    made = types[source.name]
+    if made.dtype != node.type.dtype:
+        name = node.name if made.shape == node.type.shape else f"{node.name}_source"
+        made = replace(made, dtype=node.type.dtype)
+        cast = (("self", source), ("dtype", Dtype(made.dtype)), ("non_blocking", False), ("copy", False))
+        yield replace(node, name=name, op="to.dtype", arguments=cast, types=(made,))
+        source = Ref(name)
+    if made.shape != node.type.shape:
+        stretched = (("self", source), ("size", node.type.shape), ("implicit", False))
+        yield replace(node, op="expand", arguments=stretched)
 
 
 def _group_norm(node: Node) -> Node:

@@ -53,17 +53,20 @@ class Exported:
 
 
 class TrainingStep(nn.Module):
-    """Model and loss as one module: batch tensors in, loss (or its sum and weight) out."""
+    """Model and loss as one module: batch tensors in, loss (or its sum and weight) out.
 
-    def __init__(self, model: nn.Module, accepted: Mapping[str, str], loss: Callable[..., Any]) -> None:
+    ``accepted``: batch inputs by the argument of the model's forward that takes them, None for all as a dict.
+    """
+
+    def __init__(self, model: nn.Module, accepted: Mapping[str, str | None], loss: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self.accepted = accepted
         self.loss = loss
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        outputs = self.model(**{argument: batch[name] for argument, name in self.accepted.items()})
-        return self.loss(outputs, batch)
+        given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
+        return self.loss(self.model(**given), batch)
 
 
 def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repeats: bool = True) -> Exported:
@@ -176,26 +179,43 @@ def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None)
     return {"input_ids": ids, "labels": torch.zeros(BATCH, sequence, dtype=torch.int64)}
 
 
-def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, str]:
-    """Batch inputs by the argument of forward that takes them; the others are the loss's.
+def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """Batch inputs by the argument of forward that takes them, None for the dict of all; the others are the loss's.
 
     Labels go to the model only where it cannot do without them. A single required argument takes the tokens, whatever
-    its name.
+    its name, or the dict where it is annotated as one or named ``batch``; a forward of nothing but ``**inputs`` takes
+    all.
     """
     parameters = inspect.signature(module.forward).parameters
-    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    accepted = {name: name for name in batch if name in parameters and (name != "labels" or name in required)}
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    accepted: dict[str, str | None] = {
+        name: name for name in batch if name in parameters and (name != "labels" or parameters[name] in required)
+    }
     if not accepted and len(required) == 1:
-        accepted = {required[0]: next(iter(batch))}
+        accepted = {required[0].name: None if _takes_dict(required[0]) else next(iter(batch))}
+    if not accepted and not required and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        accepted = {name: name for name in batch if name != "labels"}
     if not accepted:
-        raise ModelError(source.where, f"forward takes {', '.join(parameters) or 'nothing'}",
-                         "name an argument input_ids, or define example_inputs(batch, seq)")
+        takes = f"forward takes {', '.join(str(p).partition(':')[0] for p in parameters.values()) or 'nothing'}"
+        if source.example_inputs is not None:
+            raise ModelError(source.where, f"{takes}, example_inputs gives {', '.join(batch)}",
+                             "give an input the name of the argument that takes it")
+        raise ModelError(source.where, takes, "name an argument input_ids, or define example_inputs(batch, seq)")
     return accepted
+
+
+def _takes_dict(parameter: inspect.Parameter) -> bool:
+    said = parameter.annotation
+    if said is parameter.empty:
+        return parameter.name == "batch"
+    return bool(re.search(r"\b(dict|Dict|Mapping)\b", said if isinstance(said, str) else repr(said)))
 
 
 def _batch_input(name: str, tensor: Tensor) -> BatchInput:
     shape = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
     role = {"input_ids": "tokens", "labels": "targets"}.get(name, "other")
+    if role == "tokens" and (tensor.dim() != 2 or tensor.is_floating_point()):
+        role = "other"  # several sequences, a grid of codes: not a piece of a text
     return BatchInput(name, TensorType(shape, str(tensor.dtype).removeprefix("torch.")), role)  # type: ignore[arg-type]
 
 

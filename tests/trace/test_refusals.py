@@ -161,6 +161,26 @@ def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str
         assert refused(f"{path}:make").startswith(path + said)
 
 
+def test_inputs_that_no_argument_takes(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("""import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, image, text):
+        return image
+
+def example_inputs(batch, seq):
+    return {'picture': torch.zeros(batch, 4), 'labels': torch.zeros(batch)}
+
+def make():
+    return Model()
+""")
+    assert refused(f"{path}:make") == (
+        f"{path}:make: forward takes image, text, example_inputs gives picture, labels; "
+        "give an input the name of the argument that takes it"
+    )
+
+
 @pytest.mark.parametrize(("returned", "said"), [
     ("y.mean()", "is a tensor of shape () in float32"), ("y.long()", "is a tensor of shape (1000003, 5, 4) in int64"),
     ("{'y': y}", "is a dict"),

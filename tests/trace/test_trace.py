@@ -209,6 +209,22 @@ def test_tokens_under_another_name(model_file: Callable[[str], str]) -> None:
     assert [given.name for given in graph.batch_inputs] == ["input_ids", "labels"]
 
 
+@pytest.mark.parametrize("arguments", [
+    "self, **inputs", "self, batch", "self, inputs: dict", "self, inputs: 'typing.Mapping[str, torch.Tensor]'",
+])
+def test_forward_of_all_inputs(model_file: Callable[[str], str], arguments: str) -> None:
+    given = "inputs" if "inputs" in arguments else "batch"
+    source = MEANINGLESS.replace("self, input_ids", arguments).replace("(input_ids", f"({given}['input_ids']")
+    source += """
+def example_inputs(batch, seq):
+    return {"scale": torch.zeros(batch), "input_ids": torch.zeros(batch, seq, dtype=torch.int64),
+            "labels": torch.zeros(batch, seq, dtype=torch.int64)}
+"""
+    sources = (load_model(model_file(each), {}, None) for each in (MEANINGLESS, source))
+    plain, graph = (trace_model(each, sequence=16, dtype="float32") for each in sources)
+    assert (graph.bodies, graph.blocks, graph.loss) == (plain.bodies, plain.blocks, plain.loss)
+
+
 def test_equal_masks_of_all_layers_are_one(model_file: Callable[[str], str]) -> None:
     mask = "self.register_buffer('m', torch.ones(16, 16).tril() == 0)"
     source = MEANINGLESS.replace("nn.Linear(24, 16)\n", f"nn.Linear(24, 16)\n        {mask}\n", 1)
@@ -239,6 +255,21 @@ def test_unused_parameter_is_told(model_file: Callable[[str], str]) -> None:
     assert graph.warnings == tuple(f"parameter p.{leaf} takes no part in the loss" for leaf in ("weight", "bias"))
 
 
+def test_parameters_that_no_gradient_reaches_are_not_trained(model_file: Callable[[str], str]) -> None:
+    """torch's optimizers leave them as they are too; a program refuses a step without a gradient that it waits for."""
+    source = MEANINGLESS.replace("nn.Linear(24, 16)\n", "nn.Linear(24, 16)\n        self.teacher = nn.Linear(16, 16)\n", 1)
+    source = source.replace("return self.c(F.relu(self.b(zz))) + zz", """
+        with torch.no_grad():
+            y = self.teacher(zz)
+        return self.c(F.relu(self.b(zz))) + zz - self.teacher(zz + y).detach()""")
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    kept = {p.fqn for p in graph.parameters if not p.trainable}
+    assert kept == {f"{block}.teacher.{leaf}" for block in ("one", "two", "three") for leaf in ("weight", "bias")}
+    assert graph.warnings == ("no gradient reaches 6 parameters (one.teacher.bias, one.teacher.weight, three.teacher.bias, "
+                              "...): they stay as they start",)
+
+
 def test_tied_parameters_appear_in_each_block() -> None:
     graph = trace_model(example("gpt"), sequence=16, dtype="float32")
     assert graph.tied_blocks("tokens.weight") == (0, 4)
@@ -251,6 +282,23 @@ def test_batch_inputs_and_decay() -> None:
         ("input_ids", "tokens", 48), ("labels", "targets", 48)]
     assert {p.decay for p in graph.parameters if p.type.rank == 1} == {False}
     assert {p.type.dtype for p in graph.parameters} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("sample", "dtype", "role"), [
+    ("seq", "torch.int64", "tokens"), ("2, seq", "torch.int64", "other"), ("seq, 16", "torch.float32", "other"),
+])
+def test_tokens_are_one_sequence(model_file: Callable[[str], str], sample: str, dtype: str, role: str) -> None:
+    """Pictures' codes and several sequences a sample are no pieces of a text, whatever their name."""
+    read = "z = input_ids" if role == "other" and "16" in sample else "z = self.e(input_ids).flatten(1, -2)"
+    source = MEANINGLESS.replace("z = self.e(input_ids)", read) + f"""
+def example_inputs(batch, seq):
+    return {{"input_ids": torch.zeros(batch, {sample}, dtype={dtype})}}
+
+def loss(outputs, batch):
+    return outputs.square().mean()
+"""
+    graph = trace_model(load_model(model_file(source), {}, 8), sequence=8, dtype="float32")
+    assert [given.role for given in graph.batch_inputs] == [role]
 
 
 def test_dropout_stays_where_it_acts() -> None:
@@ -307,6 +355,19 @@ def test_in_place_operations_become_functional(model_file: Callable[[str], str])
     graph, error = both(load_model(model_file(source), {}, None))
     assert error < 1e-12
     assert not any(node.base.endswith("_") for body in graph.bodies for node in body.nodes)
+
+
+@pytest.mark.parametrize("line", [
+    "y[..., 0::2] = zz[..., :8].float()", "y[:, 1] = torch.ones(16, dtype=torch.float32)",
+    "y[:, :3] = zz[:, :3].float().mean(1, keepdim=True)", "y[:, :, 0] = zz[:, 0, :1]",
+])
+def test_assignments_to_parts(model_file: Callable[[str], str], line: str) -> None:
+    """What is written in another dtype or stretched goes there by operations that have a gradient."""
+    made = f"y = self.c(F.relu(self.b(zz))) + zz\n        {line}\n        return y"
+    source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", made)
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < (1e-5 if "float" in line else 1e-12)
+    assert not any(node.base == "copy" for body in graph.bodies for node in body.nodes)
 
 
 @pytest.mark.slow
