@@ -279,7 +279,7 @@ class ZeroStage(PipelineStage):
     def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
         """torch's; what it returns can be sent, and is no view, which the input part of a backward pass could not detach."""
         output = super().forward_maybe_with_nosync(*arguments, **keywords)
-        return tuple(map(_as_message, output)) if isinstance(output, tuple) else output
+        return tuple(map(_as_message, output)) if isinstance(output, tuple) else _as_message(output)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, after letting go of what has arrived."""
