@@ -124,7 +124,117 @@ class Funnel(nn.Module):
         return self.head(x.mean(1))
 
 
-NETS = {"convolved": Convolved, "funnel": Funnel, "nested": Nested, "unfolded": Unfolded}
+class Talking(nn.Module):
+    """Attention whose heads are mixed before the softmax and after it (Shazeer et al. 2020)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm, self.qkv = heads, nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.before, self.after, self.out = nn.Linear(heads, heads), nn.Linear(heads, heads), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = self.before((query @ key.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        mixed = self.after(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + self.out((mixed @ value).transpose(1, 2).flatten(2))
+
+
+class Heard(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 8, 8), nn.ModuleList(Talking(WIDTH, 4) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).mT
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+class Grid(nn.Module):
+    """Rows and columns are one dim inside (Liu et al. 2021): what it returns is a view."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mixer = Mixer(64, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x.flatten(1, 2)).unflatten(1, (8, 8))
+
+
+class Gridded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Grid(WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).permute(0, 2, 3, 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((1, 2)))
+
+
+class Hybrid(nn.Module):
+    """A convolution, then a mixer of the pixels (Hoogeboom et al. 2023)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.near, self.norm, self.within = nn.Conv2d(width, width, 3, padding=1), nn.LayerNorm(width), nn.Linear(width, width)
+        self.far = Mixer(64, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.within(self.norm(self.near(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        batch, width, height, length = x.shape
+        x = self.far(x.reshape(batch, width, height * length).permute(0, 2, 1))
+        return x.permute(0, 2, 1).reshape(batch, width, height, length)
+
+
+class Diffused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Hybrid(WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Windows of an image whose channels come first; dims that lie apart are cut and joined again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mixer = Mixer(16, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, width, height, length = x.shape
+        x = x.permute(0, 2, 3, 1).reshape(batch, 2, 4, 2, 4, width).transpose(2, 3).reshape(batch * 4, 16, width)
+        x = self.mixer(x).reshape(batch, 2, 2, 4, 4, width).transpose(2, 3).reshape(batch, height, length, width)
+        return x.permute(0, 3, 1, 2)
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Block(WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+NETS = {
+    "convolved": Convolved, "cut": Cut, "diffused": Diffused, "funnel": Funnel, "gridded": Gridded, "heard": Heard,
+    "nested": Nested, "unfolded": Unfolded,
+}
 NAMES = tuple(NETS)
 
 

@@ -93,23 +93,30 @@ class Backward:
         for value, size in reads:
             if size is None or value in skipped:
                 continue
-            if primitive.merges and not incoming.order.even:
-                made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size)))
+            if primitive.merges and not incoming.order.even and not incoming.order.rows:
+                order = Order() if self.block.lies_by_rows(value) else Order(False, False, True, rows=True)
+                made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size, order)))
             elif size in HANDED:
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
+                turned = incoming.order.turned or size == TURNED
                 order = Order(
-                    incoming.order.straight and size == PASS, incoming.order.even and size not in (PART, TURNED),
-                    incoming.order.turned or size == TURNED,
+                    incoming.order.straight and size == PASS, incoming.order.even and size not in (PART, TURNED), turned,
+                    turned and not primitive.permutes and self._by_rows(primitive, incoming),
                 )
                 view = primitive.cuts or (incoming.view and len(reads) == 1)
                 made.append((value, Gradient(incoming.storage, held, order, view)))
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.order.turned)
                 storage = self.heap.make(max(size, primitive.storage), self._kind(value))
-                order = Order(not turned and storage.size == size, not turned, turned)
+                rows = turned and (not primitive.follows or self._by_rows(primitive, incoming))
+                order = Order(not turned and storage.size == size, not turned, turned, rows)
                 made.append((value, Gradient(storage, size, order)))
         return made
+
+    def _by_rows(self, primitive: Primitive, incoming: Gradient) -> bool:
+        """Whether the gradient of what the node made lies row by row."""
+        return incoming.order.rows or (incoming.order.straight and self.block.lies_by_rows(primitive.makes[0][0]))
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""
@@ -146,8 +153,9 @@ class Backward:
             self.heap.drop(storage)
             return
         if (storage.references > 1 and not gradient.view) or not gradient.order.straight:
+            copy = self.heap.make(gradient.size)
             self.heap.drop(storage)
-            storage = self.heap.make(gradient.size)
+            storage = copy
         self.heap.move(storage, GRADIENTS)
         self.present.add(value)
 

@@ -120,14 +120,17 @@ class Paths:
         return frozenset(held), frozenset(retained)
 
 
-def in_module_order(names: Sequence[str]) -> list[str]:
-    """Dotted names as ``nn.Module.parameters`` gives them: a module's own, then those of its parts, part by part."""
+def in_module_order(names: Sequence[str], *, parts_first: bool = False) -> list[str]:
+    """Dotted names as ``nn.Module.parameters`` gives them: a module's own, then those of its parts, part by part; or
+    ``parts_first``, as FSDP2 lists those of a unit (torch/distributed/fsdp/_fully_shard/_fsdp_init.py,
+    ``_get_managed_modules``)."""
     def walk(items: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
         own = [name for name, rest in items if len(rest) == 1]
         parts: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
         for name, rest in items:
             if len(rest) > 1:
                 parts.setdefault(rest[0], []).append((name, rest[1:]))
-        return [*own, *(name for part in parts.values() for name in walk(part))]
+        others = [name for part in parts.values() for name in walk(part)]
+        return [*others, *own] if parts_first else [*own, *others]
 
     return walk([(name, tuple(name.split("."))) for name in names])

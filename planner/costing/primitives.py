@@ -24,7 +24,7 @@ from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
-from planner.ops.families import POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
+from planner.ops.families import CONVOLUTIONS, POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
 from planner.ops.layout import Layout, fused_attention
 from planner.ops.saved import HALF
@@ -117,23 +117,31 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
     tape.add(
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
-        follows=base in POINTWISE, turns=_turns(tape, step), cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS,
-        storage=storage, inner=inner,
+        follows=base in _FOLLOWS, turns=_turns(tape, step), permutes=base in _PERMUTES,
+        cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS, storage=storage, inner=inner,
     )
 
 
 def _turns(tape: Tape, step: Step) -> list[str]:
-    """Operands of which the gradient's dims lie in another order: products make theirs row by row, operations on elements as
-    their result's."""
+    """Operands of which the gradient's dims lie in another order: products and what fills a tensor of zeros make theirs row by
+    row, operations on elements as their result's."""
     base, layouts = step.node.base if step.node is not None else "", tape.local.layouts
     if base in FOURIER and step.node is not None:
         return [value for value in step.operands if turns_gradient(step.node, layouts[value])]
     if base in _ROW_MAJOR:
         return [value for value in step.operands if not layouts[value].in_order]
-    if base not in POINTWISE:
+    if base in CONVOLUTIONS:
+        return [] if layouts[step.operands[0]].in_order or not _has_patches(layouts[step.operands[1]]) else [step.operands[1]]
+    if base not in _FOLLOWS:
         return []
     ordered = layouts[step.outputs[0]].in_order
     return [value for value in step.operands if layouts[value].in_order != ordered]
+
+
+def _has_patches(weight: Layout) -> bool:
+    """Whether a convolution's weight lies otherwise with its channels innermost, as those of the image then do
+    (aten/src/ATen/native/ConvUtils.h, ``cudnn_conv_suggest_memory_format``)."""
+    return weight.sizes[1] > 1 and any(size > 1 for size in weight.sizes[2:])
 
 
 def _made(tape: Tape, step: Step, at: int) -> int:
@@ -195,7 +203,17 @@ def _part(tape: Tape, step: Step) -> int:
     return ROWS if at == len(sizes) - 1 else PART
 
 
-_ROW_MAJOR = frozenset({"addmm", "baddbmm", "bmm", "linear", "matmul", "mm"})
+_ROW_MAJOR = frozenset({
+    "_upsample_bicubic2d_aa", "addmm", "baddbmm", "bmm", "channel_shuffle", "cumprod", "cumsum", "diagonal", "gather",
+    "im2col", "index", "index_select", "layer_norm", "linear", "log_softmax", "matmul", "mean", "mm", "narrow",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat", "repeat_interleave", "replication_pad1d",
+    "replication_pad2d", "replication_pad3d", "roll", "select", "slice", "softmax", "sort", "topk", "tril", "triu",
+    "unbind", "unfold", "upsample_bicubic2d",
+})
+_FOLLOWS = POINTWISE | {
+    "constant_pad_nd", "flip", "pad", "upsample_bilinear2d", "upsample_nearest2d", "_upsample_bilinear2d_aa",
+    "_upsample_nearest_exact2d",
+}
 _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
 _ADDED = frozenset({"addmm", "baddbmm"})
@@ -207,6 +225,7 @@ _PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _EXPANDS = frozenset({"expand", "expand_as"})
+_PERMUTES = frozenset({"permute", "transpose"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _JOINS = frozenset({"cat", "concat", "stack"})
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({

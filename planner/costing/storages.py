@@ -12,17 +12,18 @@ ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
 @dataclass(frozen=True, slots=True)
 class Order:
     """How a gradient lies in memory. ``straight``: as its value does; ``even``: at least its rows are evenly apart; ``turned``:
-    its dims lie in another order than its value's."""
+    its dims lie in another order than its value's; ``rows``: in that of its dims, as its value's do not."""
 
     straight: bool = True
     even: bool = True
     turned: bool = False
+    rows: bool = False
 
     @property
     def of_sum(self) -> Order:
         """How a sum lies of which this is the first term: its dims in the same order (ATen/TensorIterator.cpp,
         ``reorder_dimensions``)."""
-        return Order(not self.turned, not self.turned, self.turned)
+        return Order(not self.turned, not self.turned, self.turned, self.rows)
 
 
 STRAIGHT = Order()

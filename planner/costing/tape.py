@@ -22,19 +22,19 @@ class Primitive:
     """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
 
     ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS` and the like, or None: none).
-    ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages
-    are kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive
-    beside the results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine
-    makes when the node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made
-    whole first, for an operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before
-    it is used (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place
-    (products of more than two dims are products of two); ``merges``: a view whose gradient has fewer dims, so one whose rows
-    are not evenly apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one;
-    ``turns``: values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the
-    result's); ``cuts``: what it hands on is a view of the gradient that came in; ``storage``: bytes of the storage in which a
-    gradient lies that it makes, where that is larger; ``inner``: bytes of gradients that come into its products of inputs, of
-    all steps, and as many into those of hidden states (recurrent layers: parameters join in both); ``step``: position of the
-    step that it belongs to.
+    ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages are
+    kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees. ``scratch``: bytes alive beside the
+    results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine makes when the
+    node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made whole first, for an
+    operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before it is used
+    (runtime/primitives.py); ``folds``: one whose rows are not evenly apart is copied, and the copy takes its place (products of
+    more than two dims are products of two); ``merges``: a view whose gradient has fewer dims, so one whose rows are not evenly
+    apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one; ``turns``:
+    values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the result's);
+    ``permutes``: a view of the dims in another order; ``cuts``: what it hands on is a view of the gradient that came in;
+    ``storage``: bytes of the storage in which a gradient lies that it makes, where that is larger; ``inner``: bytes of
+    gradients that come into its products of inputs, of all steps, and as many into those of hidden states (recurrent layers:
+    parameters join in both); ``step``: position of the step that it belongs to.
     """
 
     step: int
@@ -52,6 +52,7 @@ class Primitive:
     merges: bool = False
     follows: bool = False
     turns: tuple[str, ...] = ()
+    permutes: bool = False
     cuts: bool = False
     storage: int = 0
     inner: int = 0
@@ -89,14 +90,14 @@ class Tape:
         self, reads: Sequence[tuple[str, int | None]], makes: Sequence[tuple[str, int | None]],
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
-        merges: bool = False, follows: bool = False, turns: Sequence[str] = (), cuts: bool = False, storage: int = 0,
-        inner: int = 0,
+        merges: bool = False, follows: bool = False, turns: Sequence[str] = (), permutes: bool = False, cuts: bool = False,
+        storage: int = 0, inner: int = 0,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
-            follows, tuple(turns), cuts, storage, inner,
+            follows, tuple(turns), permutes, cuts, storage, inner,
         ))
 
     def name(self, suffix: str) -> str:

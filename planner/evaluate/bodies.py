@@ -9,6 +9,7 @@ from functools import cached_property
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, shard_elements
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.paths import in_module_order
 from planner.evaluate.units import Unit, UnitParameter
 from planner.ir.costed import Recompute
 from planner.ir.graph import Block, ModelGraph
@@ -135,7 +136,10 @@ def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, end
     for block in blocks:
         body = graph.body_of[block.body]
         bound = dict(block.parameters)
-        for value, placed in zip(body.parameters, plan.placements[block.body].parameters, strict=True):
+        lie = dict(zip((value.name for value in body.parameters), plan.placements[block.body].parameters, strict=True))
+        values = {value.name: value for value in body.parameters}
+        for name in in_module_order(list(values), parts_first=True):
+            value, placed = values[name], lie[name]
             if bound[value.name] in seen:
                 continue
             seen.add(bound[value.name])

@@ -24,7 +24,8 @@ from planner.ops.layout import (
 # Images whose channels lie innermost stay so (``suggest_memory_format``); everything else is row by row.
 KEEPS_CHANNELS_LAST = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
     "adaptive_avg_pool2d", "avg_pool2d", "cat", "constant_pad_nd", "group_norm", "max_pool2d", "pad", "upsample_bicubic2d",
-    "upsample_bilinear2d", "upsample_nearest2d",
+    "upsample_bilinear2d", "upsample_nearest2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
+    "_upsample_nearest_exact2d",
 }
 # TensorAdvancedIndexing.cpp, layer_norm.cpp (``rms_norm_composite``).
 COPIES_INTO_ROWS = frozenset({"masked_fill", "rms_norm"})

@@ -62,7 +62,8 @@ _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
     "triu", "trunc", "type_as", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
     "full_like", "empty_like", "channel_shuffle", "col2im", "diag_embed", "diagonal_scatter", "im2col",
     "pixel_shuffle", "pixel_unshuffle", "rot90", "trace", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
-    "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d", "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
 })
 _KEEP_INDICES = frozenset({"kthvalue", "max", "median", "min", "mode", "sort", "topk"})
 

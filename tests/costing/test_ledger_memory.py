@@ -131,6 +131,9 @@ FIELDS = [
     # that is more than a late stage holds besides.
     ("pictures:unfolded", "fp32", SPLIT), ("pictures:nested", "fp32", SPLIT), ("pictures:convolved", "fp32", SPLIT),
     ("pictures:funnel", "fp32", SPLIT), ("pictures:funnel", "fp64", Row(pipeline=2, accumulation=4)),
+    # Gradients that operations make row by row, of values whose dims lie otherwise; blocks that return a view.
+    ("pictures:heard", "fp32", SPLIT), ("pictures:gridded", "fp32", SPLIT), ("pictures:diffused", "fp32", SPLIT),
+    ("pictures:cut", "fp32", SPLIT),
     # What goes into a recomputed region, or comes out, has a variable.
     ("recent:differential", "bf16", Row(
         tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,

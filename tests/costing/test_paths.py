@@ -12,7 +12,8 @@ from planner.costing.storages import STRAIGHT, Arrival, Leaving, Order
 from planner.evaluate.bodies import Bodies
 from planner.evaluate.flows import Flows
 from planner.evaluate.heap import Heap
-from tests.costing.test_ledger_memory import graph_of
+from planner.trace import load_model, trace_model
+from tests.costing.test_ledger_memory import ROOT, graph_of
 from tests.matrix.build import Row, make_plan
 
 SIZE = 5760
@@ -61,6 +62,14 @@ def test_parts_of_what_was_joined_leave_in_one_storage() -> None:
     passes = BlockPasses(Emitted(localise(graph_of("odd", "fp64").body_of["Head"], None, 1)), "none")
     one, other = passes.backward("input").leaving
     assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.order.straight
+
+
+def test_a_gradient_that_is_copied_to_lose_dims_lies_row_by_row() -> None:
+    """Windows of an image: its channels lie innermost in the copy, and outermost in the image that came from another stage."""
+    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'pictures.py'}:make", {"name": "cut"}, None)
+    body = trace_model(source, dtype="float32").body_of["Block"]
+    (leaving,) = BlockPasses(Emitted(localise(body, None, 1)), "none").backward("input").leaving
+    assert leaving.order == Order(straight=False, even=False, turned=True)
 
 
 def test_a_shared_storage_stays_until_nothing_needs_it() -> None:

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Tensor], dict[str, Argument]]] = {
     "group_norm": ("group_norm", {"input": IMAGE}, {"num_groups": 4}),
     "avg_pool2d": ("avg_pool2d", {"self": IMAGE}, {"kernel_size": (2, 2)}),
     "max_pool2d": ("max_pool2d", {"self": IMAGE}, {"kernel_size": (2, 2)}),
+    "larger": ("_upsample_bicubic2d_aa", {"self": IMAGE}, {"output_size": (9, 9), "align_corners": False}),
     "pad": ("constant_pad_nd", {"self": IMAGE}, {"pad": (1, 1)}),
     "pad of a line": ("constant_pad_nd", {"self": LINE}, {"pad": (1, 1)}),
     "cat": ("cat", {"a": IMAGE, "b": IMAGE}, {"dim": 1}),
