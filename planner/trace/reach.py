@@ -15,7 +15,8 @@ def without_gradient(graph: FlatGraph) -> frozenset[str]:
     for node in reversed(graph.nodes):
         if node.name in reached and node.differentiable:
             reached.update(node.operands)
-    return frozenset(name.partition(":")[2] for name in graph.trainable - reached)
+    read = {name for node in graph.nodes for name in node.operands}
+    return frozenset(name.partition(":")[2] for name in graph.trainable & read - reached)
 
 
 def keep(built: BuiltModel, names: frozenset[str]) -> BuiltModel:
