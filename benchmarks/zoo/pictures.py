@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,6 +84,24 @@ class Nested(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Stacked(nn.Module):
+    """A stem, layers of one kind, the average of what they return, and a head."""
+
+    def __init__(self, stem: nn.Module, layers: Iterable[nn.Module], width: int, over: tuple[int, ...] = (2, 3)) -> None:
+        super().__init__()
+        self.stem, self.layers, self.head, self.over = stem, nn.ModuleList(layers), nn.Linear(width, CLASSES), over
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first layer reads."""
+        return self.stem(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(self.over))
+
+
 class Standardised(nn.Module):
     """A convolution of normalised weights (Brock et al. 2021), and an instance norm."""
 
@@ -96,32 +116,20 @@ class Standardised(nn.Module):
         return x + self.activate(self.norm(F.conv2d(x, weight, padding=1)))
 
 
-class Convolved(nn.Module):
+class Convolved(Stacked):
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, 16, 4, 4), nn.ModuleList(Standardised(16) for _ in range(4))
-        self.head = nn.Linear(16, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+        super().__init__(nn.Conv2d(CHANNELS, 16, 4, 4), (Standardised(16) for _ in range(4)), 16)
 
 
-class Funnel(nn.Module):
+class Funnel(Stacked):
     """Images that are small after the first block: a batch is more than a late stage holds."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, 16, 8, 8), nn.ModuleList(Mixer(4, 16) for _ in range(4))
-        self.head = nn.Linear(16, CLASSES)
+        super().__init__(nn.Conv2d(CHANNELS, 16, 8, 8), (Mixer(4, 16) for _ in range(4)), 16, over=(1,))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.avg_pool2d(self.stem(x), 2).flatten(2).mT
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+    def enter(self, x: Tensor) -> Tensor:
+        """Pixels one after another, channels last."""
+        return F.avg_pool2d(self.stem(x), 2).flatten(2).mT
 
 
 class Talking(nn.Module):
@@ -139,17 +147,13 @@ class Talking(nn.Module):
         return x + self.out((mixed @ value).transpose(1, 2).flatten(2))
 
 
-class Heard(nn.Module):
+class Heard(Stacked):
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 8, 8), nn.ModuleList(Talking(WIDTH, 4) for _ in range(4))
-        self.head = nn.Linear(WIDTH, CLASSES)
+        super().__init__(nn.Conv2d(CHANNELS, WIDTH, 8, 8), (Talking(WIDTH, 4) for _ in range(4)), WIDTH, over=(1,))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).flatten(2).mT
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+    def enter(self, x: Tensor) -> Tensor:
+        """Pixels one after another, channels last."""
+        return self.stem(x).flatten(2).mT
 
 
 class Grid(nn.Module):
@@ -163,17 +167,13 @@ class Grid(nn.Module):
         return self.mixer(x.flatten(1, 2)).unflatten(1, (8, 8))
 
 
-class Gridded(nn.Module):
+class Gridded(Stacked):
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Grid(WIDTH) for _ in range(4))
-        self.head = nn.Linear(WIDTH, CLASSES)
+        super().__init__(nn.Conv2d(CHANNELS, WIDTH, 4, 4), (Grid(WIDTH) for _ in range(4)), WIDTH, over=(1, 2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).permute(0, 2, 3, 1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((1, 2)))
+    def enter(self, x: Tensor) -> Tensor:
+        """Channels last."""
+        return self.stem(x).permute(0, 2, 3, 1)
 
 
 class Hybrid(nn.Module):
@@ -191,17 +191,9 @@ class Hybrid(nn.Module):
         return x.permute(0, 2, 1).reshape(batch, width, height, length)
 
 
-class Diffused(nn.Module):
+class Diffused(Stacked):
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Hybrid(WIDTH) for _ in range(4))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+        super().__init__(nn.Conv2d(CHANNELS, WIDTH, 4, 4), (Hybrid(WIDTH) for _ in range(4)), WIDTH)
 
 
 class Block(nn.Module):
@@ -218,17 +210,9 @@ class Block(nn.Module):
         return x.permute(0, 3, 1, 2)
 
 
-class Cut(nn.Module):
+class Cut(Stacked):
     def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.layers = nn.Conv2d(CHANNELS, WIDTH, 4, 4), nn.ModuleList(Block(WIDTH) for _ in range(4))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+        super().__init__(nn.Conv2d(CHANNELS, WIDTH, 4, 4), (Block(WIDTH) for _ in range(4)), WIDTH)
 
 
 NETS = {

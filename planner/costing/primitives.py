@@ -210,10 +210,12 @@ _ROW_MAJOR = frozenset({
     "replication_pad2d", "replication_pad3d", "roll", "select", "slice", "softmax", "sort", "topk", "tril", "triu",
     "unbind", "unfold", "upsample_bicubic2d",
 })
+"""Operations that make gradients in the order of their dims, however their operands and the incoming gradient lie."""
 _FOLLOWS = POINTWISE | {
     "constant_pad_nd", "flip", "pad", "upsample_bilinear2d", "upsample_nearest2d", "_upsample_bilinear2d_aa",
     "_upsample_nearest_exact2d",
 }
+"""Operations that make gradients in the order in which the incoming one lies."""
 _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
 _ADDED = frozenset({"addmm", "baddbmm"})

@@ -136,19 +136,19 @@ def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, end
     for block in blocks:
         body = graph.body_of[block.body]
         bound = dict(block.parameters)
-        lie = dict(zip((value.name for value in body.parameters), plan.placements[block.body].parameters, strict=True))
-        values = {value.name: value for value in body.parameters}
-        for name in in_module_order(list(values), parts_first=True):
-            value, placed = values[name], lie[name]
-            if bound[value.name] in seen:
+        placed_values = zip(body.parameters, plan.placements[block.body].parameters, strict=True)
+        of_name = {value.name: (value, placed) for value, placed in placed_values}
+        for name in in_module_order(list(of_name), parts_first=True):
+            value, placed = of_name[name]
+            if bound[name] in seen:
                 continue
-            seen.add(bound[value.name])
+            seen.add(bound[name])
             sizes = local_type(value.type, placed, plan.mesh.tensor).sizes(1)
             whole = 1
             for size in sizes:
                 whole *= size
             shard = shard_elements(sizes, world)
-            known = graph.parameter_of[bound[value.name]]
+            known = graph.parameter_of[bound[name]]
             parameters.append(UnitParameter(whole, shard, known.decay, known.trainable))
             if placed.state == "shared" and plan.mesh.tensor > 1 and known.trainable:
                 partial += shard

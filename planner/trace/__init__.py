@@ -15,7 +15,7 @@ from planner.trace.export import export
 from planner.trace.flat import flatten
 from planner.trace.load import ModelSource, load_model
 from planner.trace.losses import separate_loss
-from planner.trace.reach import keep, said, without_gradient
+from planner.trace.reach import freeze, warning, without_gradient
 from planner.trace.samples import check_samples
 from planner.trace.unflatten import unflatten
 from planner.trace.verify import verify
@@ -36,9 +36,9 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
     exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
     graph = flatten(exported, built)
     if unreached := without_gradient(graph):
-        built = keep(built, unreached)
-        graph = flatten(exported, built)
-        graph = replace(graph, warnings=(*graph.warnings, said(unreached)))
+        built = freeze(built, unreached)
+        graph = flatten(exported, built)  # Which nodes have a gradient follows from what is trained.
+        graph = replace(graph, warnings=(*graph.warnings, warning(unreached)))
     graph = canonicalise(graph)
     graph = unflatten(graph)
     graph = widen_loss(separate_loss(graph))

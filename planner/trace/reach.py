@@ -19,14 +19,14 @@ def without_gradient(graph: FlatGraph) -> frozenset[str]:
     return frozenset(name.partition(":")[2] for name in graph.trainable & read - reached)
 
 
-def keep(built: BuiltModel, names: frozenset[str]) -> BuiltModel:
+def freeze(built: BuiltModel, names: frozenset[str]) -> BuiltModel:
     """The model with these parameters not trained."""
-    kept = tuple(replace(each, trainable=each.trainable and each.fqn not in names) for each in built.parameters)
-    return replace(built, parameters=kept)
+    parameters = tuple(replace(each, trainable=each.trainable and each.fqn not in names) for each in built.parameters)
+    return replace(built, parameters=parameters)
 
 
-def said(names: frozenset[str]) -> str:
-    """The warning of it."""
+def warning(names: frozenset[str]) -> str:
+    """What a plan says of parameters that are frozen so."""
     first = ", ".join(sorted(names)[:3])
     if len(names) == 1:
         return f"no gradient reaches parameter {first}: it stays as it starts"
