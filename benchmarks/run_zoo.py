@@ -1,4 +1,4 @@
-"""Small models of seventy-eight families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
+"""Small models of some eighty families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
 
     python benchmarks/run_zoo.py [--precision fp32|bf16] [--model NAME]...
 

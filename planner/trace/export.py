@@ -110,7 +110,7 @@ def _program(
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
             if firsts:
                 return None
-            raise _untraceable(source.where, error) from error
+            raise _untraceable(source.where, error, step.accepted) from error
 
 
 @contextlib.contextmanager
@@ -236,7 +236,7 @@ def _maps(program: ExportedProgram) -> bool:
     return any(getattr(call, "__module__", "").startswith("torch._functorch") for call in _calls(program))
 
 
-def _untraceable(where: str, error: Exception) -> ModelError:
+def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None]) -> ModelError:
     """The user's line and the construct, of whatever torch.export raised."""
     line = users_line(error) or where
     said = first_line(error)[:200]
@@ -244,7 +244,12 @@ def _untraceable(where: str, error: Exception) -> ModelError:
     if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
         return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
                           "the traced graph must be the same for all data")
-    return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", "write it in traceable tensor code")
+    advice = "write it in traceable tensor code"
+    whole = [argument for argument, name in accepted.items() if name is None]
+    if whole and isinstance(error, TypeError) and "dict" in said:
+        advice = (f"{whole[0]} is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
+                  "to be given the first alone")
+    return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", advice)
 
 
 def _code_at(line: str) -> str:

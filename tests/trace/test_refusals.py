@@ -197,6 +197,19 @@ def test_output_that_is_no_logits(refused: Refused, write: Callable[[str], str],
     )
 
 
+def test_batch_where_the_model_wants_tokens(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write(
+        "from torch import nn\n\nclass Model(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.table = nn.Embedding(4, 4)\n"
+        "    def forward(self, batch):\n        return self.table(batch)\n\n"
+        "def make():\n    return Model()\n"
+    )
+    said = refused(f"{path}:make", "--seq", "5")
+    assert said.startswith(f"{path}:8: cannot be traced: TypeError: ")
+    assert said.endswith("; batch is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
+                         "to be given the first alone")
+
+
 def test_loss_is_no_function(refused: Refused, write: Callable[[str], str]) -> None:
     path = write("loss = 3\ndef make():\n    pass\n")
     assert refused(f"{path}:make") == f"{path}: defines loss as int; define loss(outputs, batch)"
