@@ -245,9 +245,8 @@ def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None
         return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
                           "the traced graph must be the same for all data")
     advice = "write it in traceable tensor code"
-    whole = [argument for argument, name in accepted.items() if name is None]
-    if whole and isinstance(error, TypeError) and "dict" in said:
-        advice = (f"{whole[0]} is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
+    if accepted.get("batch", "") is None and isinstance(error, TypeError) and "dict" in said:
+        advice = ("batch is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
                   "to be given the first alone")
     return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", advice)
 
