@@ -19,11 +19,11 @@ from planner.commands.rehearse import rehearse
 from planner.commands.validate import validate
 from planner.commands.why import why
 from planner.ir.errors import InternalError, JobError, ShardwrightError
-from planner.ir.plan import Prediction
 
 if TYPE_CHECKING:
     from planner.bundle import Bundle
     from planner.compile import Compiled
+    from planner.ir.plan import Prediction
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -81,18 +81,21 @@ def plan(
 ) -> None:
     """Trace a model and find its best plan on a cluster."""
     start = time.perf_counter()
-    from planner.bundle import Bundle, check_output, save
-    from planner.compile import compile_job
-    from planner.job import Goal, make_job
+    from planner.tracing import tracing_ahead
 
-    job = make_job(
-        model, cluster=cluster, batch=batch, sequence=seq, precision=precision, settings=set_ or [], pins=pin or [],
-        forbidden=forbid or [], headroom=headroom, gap=gap, time_limit_s=time_limit,
-        goal=Goal(objective, within, max_step_s, min_tokens_per_s, top, pareto),
-    )
-    check_output(output)
-    begun = time.perf_counter()
-    compiled = compile_job(job, _progress)
+    with tracing_ahead() as trace:
+        from planner.bundle import Bundle, check_output, save
+        from planner.compile import compile_job
+        from planner.job import Goal, make_job
+
+        job = make_job(
+            model, cluster=cluster, batch=batch, sequence=seq, precision=precision, settings=set_ or [], pins=pin or [],
+            forbidden=forbid or [], headroom=headroom, gap=gap, time_limit_s=time_limit,
+            goal=Goal(objective, within, max_step_s, min_tokens_per_s, top, pareto),
+        )
+        check_output(output)
+        begun = time.perf_counter()
+        compiled = compile_job(job, _progress, trace)
     text, result = save(compiled, output), compiled.result
     total, parts = time.perf_counter() - start, dict(compiled.seconds)
     parts["load"] += begun - start

@@ -26,7 +26,7 @@ from planner.remedies import explain, retold
 from planner.search import Request, SearchResult
 from planner.search.helper import ahead
 from planner.search.refusal import MemoryTooSmall
-from planner.trace import load_model, trace_model
+from planner.tracing import Trace, Wanted, trace_here
 
 SAMPLES_PER_DEVICE = 8  # The default global batch, where none is given.
 MANY = 64  # Devices that are worth a second process from the beginning on: its imports go on beside the tracing.
@@ -49,13 +49,13 @@ class Compiled:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compile_job(job: Job, progress: Progress) -> Compiled:
-    """Plan a job. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
+def compile_job(job: Job, progress: Progress, trace: Trace = trace_here) -> Compiled:
+    """Plan a job, whose model ``trace`` traces. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
     with ExitStack() as stack:
-        return _compiled(job, progress, stack)
+        return _compiled(job, progress, trace, stack)
 
 
-def _compiled(job: Job, progress: Progress, stack: ExitStack) -> Compiled:
+def _compiled(job: Job, progress: Progress, trace: Trace, stack: ExitStack) -> Compiled:
     begin = time.perf_counter()
     cluster = load_cluster(job.cluster)
     precision = choose_precision(job.precision, cluster)
@@ -65,10 +65,9 @@ def _compiled(job: Job, progress: Progress, stack: ExitStack) -> Compiled:
         progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
     if cluster.devices >= MANY and usable_cores() >= 2:
         stack.enter_context(ahead())
-    source = load_model(job.model, job.settings, job.sequence)
     progress(f"tracing {job.model} in {precision}")
     loaded = time.perf_counter()
-    graph = trace_model(source, sequence=job.sequence, dtype=DTYPES[precision])
+    graph = trace(Wanted(job.model, job.settings, job.sequence, DTYPES[precision]))
     traced = time.perf_counter()
     for warning in graph.warnings:
         progress(f"warning: {warning}")
@@ -82,9 +81,9 @@ def _compiled(job: Job, progress: Progress, stack: ExitStack) -> Compiled:
 
 
 def seconds_of(spent: Mapping[str, float], result: SearchResult) -> dict[str, float]:
-    """Seconds of `plan` that add up to all it took: ``load`` (imports, cluster, the model's file), ``trace``; of the search
-    that found the plan ``cost`` (placements and prices), ``solve`` and ``replay`` (of memory); ``other``: further searches
-    that an objective asked for."""
+    """Seconds of `plan` that add up to all it took: ``load`` (imports, cluster), ``trace`` (torch's imports too, where another
+    process traces); of the search that found the plan ``cost`` (placements and prices), ``solve`` and ``replay`` (of memory);
+    ``other``: further searches that an objective asked for."""
     own = {name: result.seconds.get(name, 0.0) for name in ("cost", "solve", "replay")}
     other = max(0.0, spent["search"] - sum(own.values()))
     return {"load": spent["load"], "trace": spent["trace"], **own, "other": other}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hardware_profiles.measure import usable_cores
 from planner.ir.errors import Disagreement, InputError
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ def run(program: Path, ranks: Sequence[int]) -> tuple[RankLedger, ...]:
 
     Raises Disagreement where the program's step fails.
     """
+    from hardware_profiles.measure import usable_cores
+
     workers = min(len(ranks), max(1, int(usable_cores())))
     processes = [
         subprocess.Popen(

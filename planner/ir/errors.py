@@ -6,6 +6,9 @@ line and leaves with ``exit_code``. Nothing else may reach a user as an exceptio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class ShardwrightError(Exception):
     """Root of the tree. ``where`` is the file, field or flag; ``wrong`` what it holds; ``right`` what would be right."""
@@ -15,6 +18,10 @@ class ShardwrightError(Exception):
     def __init__(self, where: str, wrong: str, right: str = "") -> None:
         self.where, self.wrong, self.right = where, wrong, right
         super().__init__(f"{where}: {wrong}" + (f"; {right}" if right else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process, whatever else a kind of error is made of."""
+        return _made_again, (type(self), str(self), vars(self))
 
 
 class InputError(ShardwrightError):
@@ -57,3 +64,9 @@ class InternalError(ShardwrightError):
     """A pass broke the form that the verifier requires: our defect, not the user's."""
 
     exit_code = 70
+
+
+def _made_again(kind: type[ShardwrightError], message: str, state: Mapping[str, Any]) -> ShardwrightError:
+    error = kind.__new__(kind, message)
+    vars(error).update(state)
+    return error

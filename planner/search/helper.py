@@ -13,14 +13,11 @@ import math
 import pickle
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from cost_models.pipeline import CriticalPath
@@ -35,15 +32,8 @@ from planner.search.candidates import Candidate
 from planner.search.nodes import Attempt, Scope, Sketch
 from planner.search.prices import Placements, Unit, placements_of
 from planner.search.request import Look
+from planner.workers import start_process
 
-_PROGRAM = """
-import os, sys
-answers = os.fdopen(os.dup(1), "wb")
-os.dup2(2, 1)  # What is printed is no answer.
-sys.path.insert(0, {root!r})
-from planner.search.helper import serve
-serve(sys.stdin.buffer, answers)
-"""
 Chosen = tuple[tuple[int, Allowed], ...]
 """Chains of a candidate: their options of placements and what their blocks may choose."""
 
@@ -139,11 +129,7 @@ class Helper:
 
     def __init__(self) -> None:
         """It starts, and waits for :meth:`begin`. Raises OSError where no process can be started."""
-        root = str(Path(__file__).resolve().parents[2])
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM.format(root=root)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )
+        self._process = start_process("planner.search.helper", "serve", heard=False)
         self.away: dict[int, Sketch | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer | Placed | None] = queue.SimpleQueue()
