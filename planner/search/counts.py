@@ -51,6 +51,8 @@ INWARD = 0.8
 """How far from a solution towards the best point so far paths are sought."""
 MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a branching program has; then those that are not tight are left out, but for the newest."""
+OVERTIME_S = 0.5
+"""So many seconds whole numbers are sought at least, once it is begun."""
 AGREEMENT = 1e-4
 """The simulation and the longest known path agree to this part."""
 PATIENCE, PROGRESS = 30, 0.05
@@ -60,12 +62,20 @@ PATIENCE, PROGRESS = 30, 0.05
 @dataclass(frozen=True)
 class Effort:
     """When to stop: a ``target_s`` that nothing above matters to, a ``deadline`` (time.perf_counter), how many paths, the
-    relative ``gap`` of whole numbers."""
+    relative ``gap`` of whole numbers. ``end``: when whole numbers are given up that are sought at the deadline; what they have
+    learned is lost then."""
 
     target_s: float
     deadline: float
     paths: int = 200
     gap: float = AGREEMENT
+    end: float = -math.inf
+
+    def left_s(self, *, whole: bool) -> float:
+        """Seconds that a solve which begins now may take."""
+        now = time.perf_counter()
+        left_s = self.deadline - now
+        return max(left_s, min(OVERTIME_S, self.end - now)) if whole and left_s > 0 else left_s
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ class Counts:
                 return False
             program.add([self.layout.path_row(path) for path in paths[self._seen :]])
             self._seen = len(paths)
-            left = effort.deadline - time.perf_counter()
+            left = effort.left_s(whole=whole)
             if left <= 0:
                 return True
             # While paths are missing, a part of the way to the target is near enough.

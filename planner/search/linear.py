@@ -116,10 +116,13 @@ class Program:
         highs.setOptionValue("time_limit", (0.0 if whole else highs.getRunTime()) + max(time_limit_s, 0.02))
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
+        highs.setOptionValue("presolve", "off" if whole else "choose")
         highs.run()
         kinds = highspy.HighsModelStatus
         if not whole and highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset):
             self._retry()
+        if whole and highs.getModelStatus() not in (kinds.kOptimal, kinds.kInfeasible, kinds.kTimeLimit):
+            self._presolved()
         status, information = highs.getModelStatus(), highs.getInfo()
         if status == kinds.kInfeasible:
             return INFEASIBLE
@@ -139,6 +142,12 @@ class Program:
         self._highs.setOptionValue("solver", "ipm")
         self._highs.run()
         self._highs.setOptionValue("solver", "choose")
+
+    def _presolved(self) -> None:
+        """Where nearly nothing fits, rounding errors end branch and bound. Presolved it takes its way, which is twice as long for
+        programs as small as these: most of them only show that there is no better plan."""
+        self._highs.setOptionValue("presolve", "choose")
+        self._highs.run()
 
     def _update(self, highspy: Any, whole: bool) -> None:
         """Bring HiGHS' model up to date."""

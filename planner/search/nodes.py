@@ -227,7 +227,7 @@ class Attempt:
             return -math.inf if self.mixed else target() - self.tied_s
 
         until = min(deadline, time.perf_counter() + self.slice_s)
-        unfinished = self.branches.solve(Effort(target() - self.tied_s, until, gap=gap / 4), found)
+        unfinished = self.branches.solve(Effort(target() - self.tied_s, until, gap=gap / 4, end=deadline), found)
         self.bound = max(self.bound, self.branches.bound + self.tied_s)
         self.slice_s *= 2
         return not unfinished
