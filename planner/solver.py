@@ -48,9 +48,12 @@ class Solution:
         return self.objective is not None
 
 
-def solve(problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: float = 0.0) -> Solution:
-    """Solve in place, on one thread (equal problems get equal answers), until the relative ``gap`` is proven."""
-    solver = _solver(time_limit_s, gap)
+def solve(
+    problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: float = 0.0, small: bool = False
+) -> Solution:
+    """Solve in place, on one thread (equal problems get equal answers), until the relative ``gap`` is proven. ``small``: see
+    :func:`run_small`."""
+    solver = _solver(time_limit_s, gap, small=small)
     problem.solve(solver)
     status = _STATUS[problem.sol_status]
     nothing = math.inf if problem.sense == pulp.LpMaximize else -math.inf
@@ -63,6 +66,13 @@ def solve(problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: fl
 
 class _AtOnce(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS, given its model as a whole: PuLP's own way, a column and a row at a time, takes as long as a small solve."""
+
+    def __init__(self, *, small: bool, **options: object) -> None:
+        super().__init__(**options)
+        self.small = small
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:
+        run_small(lp.solverModel) if self.small else lp.solverModel.run()
 
     def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
         lp.solverModel = new_highs(mip_rel_gap=self.gapRel, mip_abs_gap=self.gapAbs)
@@ -102,10 +112,10 @@ def _ends(pairs: Iterable[tuple[float | None, float | None]], infinite: float) -
     return table[:, 0].copy(), table[:, 1].copy()
 
 
-def _solver(time_limit_s: float | None, gap: float) -> Any:
+def _solver(time_limit_s: float | None, gap: float, *, small: bool) -> Any:
     if highs_module() is None:
         return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, threads=1)
-    return _AtOnce(timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0)
+    return _AtOnce(small=small, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0)
 
 
 def _bound(problem: pulp.LpProblem, objective: float, nothing: float, *, optimal: bool) -> float:
@@ -123,6 +133,22 @@ def new_highs(**options: object) -> Any:
     for name, value in ({"threads": 1} | options).items():
         highs.setOptionValue(name, value)
     return highs
+
+
+_HEURISTICS = tuple(f"mip_heuristic_run_{kind}" for kind in ("feasibility_jump", "rens", "root_reduced_cost"))
+
+
+def run_small(highs: Any) -> None:
+    """Solve a program of some hundred whole numbers as it is. Presolving it, and looking for solutions beside branch and bound,
+    takes four times as long as it saves; both are left to where rounding errors end the plain way."""
+    kinds = highs_module().HighsModelStatus
+    for aided in (False, True):
+        highs.setOptionValue("presolve", "choose" if aided else "off")
+        for heuristic in _HEURISTICS:
+            highs.setOptionValue(heuristic, aided)
+        highs.run()
+        if highs.getModelStatus() in (kinds.kOptimal, kinds.kInfeasible, kinds.kTimeLimit):
+            return
 
 
 @cache

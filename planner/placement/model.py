@@ -47,7 +47,7 @@ def cheapest_picks(space: Space) -> Mapping[str, OpStrategy | Placement] | None:
     for number, value in enumerate(space.writer):
         objective |= _value(space, problem, taken, value, number)
     problem.setObjective(pulp.LpAffineExpression(objective))
-    if not solve(problem).found:
+    if not solve(problem, small=True).found:
         return None
     return dict(
         pick

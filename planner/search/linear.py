@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver import highs_module, new_highs
+from planner.solver import highs_module, new_highs, run_small
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -116,13 +116,14 @@ class Program:
         highs.setOptionValue("time_limit", (0.0 if whole else highs.getRunTime()) + max(time_limit_s, 0.02))
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
-        highs.setOptionValue("presolve", "off" if whole else "choose")
-        highs.run()
         kinds = highspy.HighsModelStatus
-        if not whole and highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset):
-            self._retry()
-        if whole and highs.getModelStatus() not in (kinds.kOptimal, kinds.kInfeasible, kinds.kTimeLimit):
-            self._presolved()
+        if whole:
+            run_small(highs)
+        else:
+            highs.setOptionValue("presolve", "choose")
+            highs.run()
+            if highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset):
+                self._retry()
         status, information = highs.getModelStatus(), highs.getInfo()
         if status == kinds.kInfeasible:
             return INFEASIBLE
@@ -142,12 +143,6 @@ class Program:
         self._highs.setOptionValue("solver", "ipm")
         self._highs.run()
         self._highs.setOptionValue("solver", "choose")
-
-    def _presolved(self) -> None:
-        """Where nearly nothing fits, rounding errors end branch and bound. Presolved it takes its way, which is twice as long for
-        programs as small as these: most of them only show that there is no better plan."""
-        self._highs.setOptionValue("presolve", "choose")
-        self._highs.run()
 
     def _update(self, highspy: Any, whole: bool) -> None:
         """Bring HiGHS' model up to date."""
