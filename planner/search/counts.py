@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,9 +32,9 @@ from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import RankCosts, Ranks
 from planner.search.covers import cover_rows
-from planner.search.linear import Floats, Indices, Outcome, Program
+from planner.search.linear import Floats, Indices, Outcome, Program, Row
 from planner.search.mixtures import best_mixture, grains, mixing_seconds
-from planner.search.paths import Pool, start_paths
+from planner.search.paths import Paths, Pool, paths_of
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
 from planner.search.splits import best_split
@@ -49,8 +49,10 @@ PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
 """How far from a solution towards the best point so far paths are sought."""
-MOST_PATHS, NEWEST_PATHS = 500, 250
-"""So many paths a branching program has; then those that are not tight are left out, but for the newest."""
+MOST_PATHS, NEWEST_PATHS = 100, 50
+"""So many paths a program of real variables has; then those that are not tight are left out, but for the newest."""
+KNOWN = 20
+"""So many of the known paths that are longer than a solution says are added to its program at once."""
 OVERTIME_S = 0.5
 """So many seconds whole numbers are sought at least, once it is begun."""
 AGREEMENT = 1e-4
@@ -92,7 +94,8 @@ class Share:
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``held``: whole numbers that are fixed; ``values``: the last solution,
     ``simulated_s``: its T + R when simulated; ``core_s``: that of the best mixture of solutions since :meth:`forget`;
-    ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that."""
+    ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that. ``_stated``: the rows of
+    known paths that are in the program."""
 
     ranks: Ranks
     pool: Pool
@@ -104,7 +107,7 @@ class Counts:
     _program: Program | None = None
     shares: list[Share] = field(default_factory=list)
     _last: int = 0
-    _seen: int = 0
+    _stated: dict[int, Row] = field(default_factory=dict)
     _tightened: bool = False
     _covered: bool = False
     tightenings: int = 0
@@ -130,6 +133,11 @@ class Counts:
     def layout(self) -> Layout:
         return Layout(self.stream, self.shape, self.exact)
 
+    @cached_property
+    def paths(self) -> Paths:
+        """What is known of the schedule's paths."""
+        return paths_of(self.pool, self.shape)
+
     @property
     def costs(self) -> RankCosts | None:
         """What blocks cost the ranks, as far as plans quicker than the last target have them."""
@@ -144,15 +152,13 @@ class Counts:
         """Raise the bound until it passes the target, or the simulation agrees with a solution. ``found`` is told of each whole
         solution and answers with the target from then on. Returns whether time or paths ended it before."""
         target_s = effort.target_s
-        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
+        program = self._model()
         bounds: list[float] = []
         loose = LOOSE if whole else 0.0
         for _ in range(effort.paths):
             if self.bound >= target_s or not self._restrict(target_s):
                 self.bound = max(self.bound, target_s)
                 return False
-            program.add([self.layout.path_row(path) for path in paths[self._seen :]])
-            self._seen = len(paths)
             left = effort.left_s(whole=whole)
             if left <= 0:
                 return True
@@ -160,20 +166,21 @@ class Counts:
             gap = max(effort.gap, loose * (1 - self.bound / target_s)) if math.isfinite(target_s) else effort.gap
             # With real variables the limit would only make the program hard to solve: its optimum is above it or is not.
             program.bound_row(self._last, -math.inf, target_s if whole else math.inf)
-            answer = program.solve(whole=whole, time_limit_s=left, gap=gap, limit=target_s)
+            answer = program.solve(whole=True, time_limit_s=left, gap=gap, limit=target_s) if whole else self._real(
+                replace(effort, target_s=target_s)
+            )
             if not self._tightened:
                 self.bound = max(self.bound, min(answer.bound, target_s))
             if answer.values is None:
                 return self.bound < target_s and not answer.optimal
             self.values = answer.values
-            length, fresh = self._longer(answer.values)
+            length = self._lengthen(answer.values)
             if found is not None:
                 target_s = min(target_s, found())
             if length <= answer.values[LENGTH] * (1 + AGREEMENT):
                 if gap <= effort.gap or not answer.optimal:
                     return not answer.optimal
                 loose = 0.0
-            paths += [path for path in fresh if path not in paths]
             bounds.append(self.bound)
             if not whole and len(bounds) == UNTIL_MIXED and self.bound < target_s:
                 self._cover()
@@ -219,20 +226,45 @@ class Counts:
     def look(self, effort: Effort) -> tuple[Outcome, bool]:
         """Solve with real variables, whatever bounds the columns have now, and add the paths that are longer than known. Says
         also whether none was. The bound is that of plans quicker than the target, of which there may be none."""
-        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
-        program.add([self.layout.path_row(path) for path in paths[self._seen :]])
-        self._seen = len(paths)
-        left = max(0.0, effort.deadline - time.perf_counter())
-        answer = program.solve(whole=False, time_limit_s=left, limit=effort.target_s)
+        answer = self._real(effort)
         if answer.values is None:
             return answer, True
         self.values = answer.values
-        program.forget(answer.values, MOST_PATHS, NEWEST_PATHS)
-        length, fresh = self._longer(answer.values)
-        program.add([self.layout.path_row(path) for path in fresh])
-        paths += [path for path in fresh if path not in paths]
-        self._seen = len(paths)
+        self._forget(answer.values)
+        length = self._lengthen(answer.values)
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
+
+    def _real(self, effort: Effort) -> Outcome:
+        """Solve with real variables, under all paths that are known: in the program are those that some solution needed."""
+        program = self._model()
+        while True:
+            answer = program.solve(whole=False, time_limit_s=max(0.0, effort.left_s(whole=False)), limit=effort.target_s)
+            if answer.values is None or not self._state(self._known_longer(answer.values)):
+                return answer
+
+    def _known_longer(self, values: Floats) -> list[int]:
+        """Known paths, the longest of those that are longer than a solution says."""
+        seconds = self.paths.seconds(self.layout.times(values), self.stream.send_s)
+        return list(map(int, self.paths.longest(seconds, values[LENGTH] * (1 + AGREEMENT / 2), KNOWN)))
+
+    def _state(self, places: Sequence[int]) -> bool:
+        """Add known paths to the program. Returns whether some were not there."""
+        paths = self.paths.all
+        fresh = {place: self.layout.path_row(paths[place]) for place in places if place not in self._stated}
+        self._model().add(list(fresh.values()))
+        self._stated |= fresh
+        return bool(fresh)
+
+    def _forget(self, values: Floats) -> None:
+        """Leave out what is not needed of many paths."""
+        gone = set(map(id, self._model().forget(values, MOST_PATHS, NEWEST_PATHS)))
+        self._stated = {place: row for place, row in self._stated.items() if id(row) not in gone}
+
+    def _lengthen(self, values: Floats) -> float:
+        """Simulate a solution, and add paths that are longer than it says. Returns the simulated length."""
+        length, fresh = self._longer(values)
+        self._state(self.paths.add(fresh))
+        return length
 
     def mix(self, effort: Effort) -> bool:
         """Add the best mixture of paths, where there is time to find it; whether there was. First of paths that change at
@@ -253,12 +285,12 @@ class Counts:
         left = effort.deadline - time.perf_counter()
         if mixing_seconds(self.shape, grain) > left:
             return False
-        program, paths = self._model(), self.pool.setdefault(self.shape, start_paths(self.shape))
+        program = self._model()
         rows = [row for row in program.rows if row.lasting]
         found = best_mixture(self.layout, rows, program.cost, program.low, program.high, left, grain)
         if found is None:
             return False
-        paths.append(found.path)
+        self._state(self.paths.add([found.path]))
         self.inner = found.values
         times, tail_s = self.layout.times(found.values), float(found.values[TAIL])
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())

@@ -57,7 +57,7 @@ class Fresh:
             return Fresh(name, node.candidate, node.bound)
         chains = tuple((task.chain.option, task.chain.allowed) for task in node.tasks)
         opened = () if node.branches is None else node.branches.opened
-        paths = tuple(node.counts.pool.get(node.counts.shape, ())) if opened else ()
+        paths = tuple(node.counts.paths.all) if opened else ()
         return Fresh(name, node.candidate, node.bound, chains, opened, paths)
 
     def node(self, scope: Scope) -> Sketch | Attempt:
@@ -71,8 +71,7 @@ class Fresh:
         (bundle,) = family.bundles([chosen])
         attempt = Attempt.of(self.candidate, scope, bundle, self.bound)
         if self.opened:
-            known = scope.pool.setdefault(attempt.counts.shape, [])
-            known += [path for path in self.paths if path not in known]
+            attempt.counts.paths.add(self.paths)
             attempt.branches = Branches(attempt.counts, self.opened)
         return attempt
 

@@ -80,21 +80,22 @@ class Program:
         if index < self._passed:
             self._highs.changeRowBounds(index, low, high)
 
-    def forget(self, values: Floats, most: int, newest: int) -> None:
+    def forget(self, values: Floats, most: int, newest: int) -> list[Row]:
         """Where more than ``most`` rows need not last, leave out those of them that these values do not meet tightly, but for
-        the ``newest``. All rows that are bounded later must be before the first of them."""
+        the ``newest``; says which. All rows that are bounded later must be before the first of them."""
         passing = [at for at, row in enumerate(self.rows[: self._passed]) if not row.lasting]
         if len(passing) <= most:
-            return
+            return []
         loose = [
             at for at in passing[:-newest]
             if float(self.rows[at].values @ values[self.rows[at].columns]) > self.rows[at].low + LOOSE
         ]
         if loose and self._highs is not None:
             self._highs.deleteRows(len(loose), np.array(loose, dtype=np.int32))
-        gone = set(loose)
-        self.rows = [row for at, row in enumerate(self.rows) if at not in gone]
+        gone, rows = set(loose), self.rows
+        self.rows = [row for at, row in enumerate(rows) if at not in gone]
         self._passed -= len(loose) if self._highs is not None else 0
+        return [rows[at] for at in loose]
 
     def bound_column(self, index: int, low: float, high: float) -> None:
         """Other bounds of a column."""

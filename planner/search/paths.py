@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
 from cost_models.pipeline import CriticalPath
+from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 
-Pool = dict[Shape, list[CriticalPath]]
+
+@dataclass
+class Paths:
+    """Paths of one schedule that were found so far, in order. ``known``: the place of each."""
+
+    shape: Shape
+    known: dict[CriticalPath, int] = field(default_factory=dict)
+    _counts: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._counts = np.zeros((0, 4 * self.shape.stages))
+        self.add(start_paths(self.shape))
+
+    @property
+    def all(self) -> Sequence[CriticalPath]:
+        return tuple(self.known)
+
+    def add(self, paths: Iterable[CriticalPath]) -> list[int]:
+        """Keep paths, and say where each lies."""
+        places = [self.known.setdefault(path, len(self.known)) for path in paths]
+        fresh = list(self.known)[len(self._counts) :]
+        if fresh:
+            rows = [(*p.forward, *p.input_gradient, *p.weight_gradient, *p.transfers) for p in fresh]
+            self._counts = np.concatenate([self._counts, np.array(rows, dtype=float)])
+        return places
+
+    def seconds(self, times: Floats, send_s: float) -> Floats:
+        """[paths]: their lengths under ``times`` [stages, passes], where every cut between ranks takes ``send_s``."""
+        return np.asarray(self._counts @ np.concatenate([times.T.ravel(), np.full(len(times), send_s)]))
+
+    def longest(self, seconds: Floats, than_s: float, most: int) -> Indices:
+        """Places of the longest of paths, as far as they are longer than that."""
+        order = np.argsort(-seconds, kind="stable")[:most]
+        return np.asarray(order[seconds[order] > than_s])
+
+
+Pool = dict[Shape, Paths]
 """Paths found so far, by schedule."""
+
+
+def paths_of(pool: Pool, shape: Shape) -> Paths:
+    """What is known of a schedule's paths."""
+    if shape not in pool:
+        pool[shape] = Paths(shape)
+    return pool[shape]
+
 
 
 def start_paths(shape: Shape) -> list[CriticalPath]:

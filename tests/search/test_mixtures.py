@@ -48,7 +48,7 @@ def test_no_step_is_shorter_than_a_mixture(key: tuple, seed: int) -> None:  # ty
     counts = program(seed, shape)
     counts.restrict(math.inf)
     counts.mix(effort())
-    check_path(counts.pool[shape][-1], key, np.random.default_rng(seed), 50)
+    check_path(counts.paths.all[-1], key, np.random.default_rng(seed), 50)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from cost_models.pipeline import StageTimes, longest_paths, simulate
 from planner.ir.plan import ScheduleName
-from planner.search.paths import start_paths
+from planner.search.paths import Paths, start_paths
 from planner.search.shape import Shape
 
 SHAPES: list[tuple[ScheduleName, int, int, int]] = [
@@ -46,3 +47,19 @@ def test_longest_paths_are_paths_and_the_first_is_critical(
         others = [StageTimes(draw.random(), draw.random() ** 2, draw.random()) for _ in times]
         total_s = simulate(schedule, pipeline, virtual, microbatches, others, sends).total_s
         assert all(path.seconds(others, sends) <= total_s * (1 + 1e-12) for path in paths)
+
+
+def test_known_paths_are_as_long_as_they_say() -> None:
+    """The lengths of all known paths at once, and the longest of them in order."""
+    shape = Shape("interleaved-1f1b", 3, 2, 6, 1.0)
+    paths, draw = Paths(shape), np.random.default_rng(5)
+    times = draw.uniform(1.0, 2.0, (shape.stages, 3))
+    stages, sends = [StageTimes(*map(float, row)) for row in times], [0.0] + [0.3] * (shape.stages - 1)
+    _, found = longest_paths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, 4)
+    places = paths.add([*found, *start_paths(shape)])
+    assert places == [*range(3, 3 + len(found)), 0, 1, 2], "a path that is known keeps its place"
+    seconds = paths.seconds(times, 0.3)
+    assert seconds == pytest.approx([path.seconds(stages, sends) for path in paths.all], rel=1e-12)
+    order = sorted(range(len(seconds)), key=lambda at: -seconds[at])
+    assert paths.longest(seconds, 0.0, 3).tolist() == order[:3]
+    assert paths.longest(seconds, float(seconds[order[0]]), 3).tolist() == []
