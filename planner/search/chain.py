@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
-from planner.ir.costed import BlockCost, CostedGraph, Recompute
+from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
 from planner.search.allowed import Allowed
-from planner.search.tables import PASSES, Table, table
+from planner.search.tables import Table, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Chain:
     def repeated(self) -> tuple[object, ...]:
         """What the runs of several blocks can cost: chains that have it in common differ in single blocks only."""
         return tuple(
-            (run, *((part.names, part.columns.tobytes()) for part in pair))
+            (run, *(part.said for part in pair))
             for run, pair in zip(self.runs, self.single, strict=True) if run.count > 1
         )
 
@@ -71,29 +71,41 @@ class Chain:
 
     def _recompute_choices(self, run: Run) -> Table:
         costs: Mapping[Recompute, BlockCost] = self.costed.blocks[self.option][run.body]
-        names = [level for level in self.allowed.of_block(run.first)[0] if level in costs]
-        vectors = [
-            (forward_seconds(c, NO_STATE), input_gradient_seconds(c, NO_STATE), c.weight_gradient_s, 0.0, 0.0,
-             c.buffer_bytes, c.kept_bytes(self.allowed.split))
-            for c in (costs[name] for name in names)
-        ]
-        return table(names, vectors, [costs[n].peak_bytes(self.allowed.split) for n in names])
+        levels = self.allowed.of_block(run.first)[0]
+        return _recompute_table(tuple((level, costs[level]) for level in levels if level in costs), self.allowed.split)
 
     def _zero_choices(self, run: Run) -> Table:
         states = self.costed.states[self.option][run.body]
         fixed = dict(self.allowed.fixed_zero).get(run.body)
-        names = [fixed] if fixed is not None else [zero for zero in self.allowed.of_block(run.first)[1] if zero in states]
-        vectors = [
-            (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
-             s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes)
-            for s in (states[name] for name in names)
-        ]
-        return table(
-            names, vectors, [states[name].gather_bytes for name in names], [states[name].lasting_bytes for name in names]
-        )
+        zeros = self.allowed.of_block(run.first)[1] if fixed is None else (fixed,)
+        return _zero_table(tuple((zero, states[zero]) for zero in zeros if zero in states))
 
     @cached_property
     def block_works(self) -> tuple[float, ...]:
         """The least seconds of a micro-batch in each block of the chain."""
-        works = (sum(float(part.sums[:, :PASSES].sum(axis=1).min()) for part in pair) for pair in self.single)
+        works = (sum(float(part.passes_s.min()) for part in pair) for pair in self.single)
         return tuple(work for run, work in zip(self.runs, works, strict=True) for _ in range(run.count))
+
+
+@lru_cache(maxsize=4096)
+def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool) -> Table:
+    """The choices of recomputation of one block. Many chains share them, and so do the data axes beside a tensor axis."""
+    vectors = [
+        (forward_seconds(c, NO_STATE), input_gradient_seconds(c, NO_STATE), c.weight_gradient_s, 0.0, 0.0,
+         c.buffer_bytes, c.kept_bytes(split))
+        for _, c in costs
+    ]
+    return table([level for level, _ in costs], vectors, [c.peak_bytes(split) for _, c in costs])
+
+
+@lru_cache(maxsize=4096)
+def _zero_table(states: tuple[tuple[int, StateCost], ...]) -> Table:
+    """The choices of ZeRO stages of one block."""
+    vectors = [
+        (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
+         s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes)
+        for _, s in states
+    ]
+    return table(
+        [zero for zero, _ in states], vectors, [s.gather_bytes for _, s in states], [s.lasting_bytes for _, s in states]
+    )

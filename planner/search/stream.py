@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Eng
     # More compute on a rank that has time can hide more of its gradients: only then may recomputation worse in all help.
     keep = engine.gradients_hidden > 0
     single = tuple(
-        (_joined([c.single[at][0] for c in chains], keep), _joined([c.single[at][1] for c in chains], keep=False))
+        (_joined(_each(chains, at, 0), keep), _joined(_each(chains, at, 1), keep=False))
         for at in range(len(runs))
     )
     costed = chains[0].costed
@@ -104,7 +104,13 @@ def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Eng
     )
 
 
-def _joined(tables: Sequence[Table], keep: bool) -> Table:
+def _each(chains: Sequence[Chain], run: int, part: int) -> tuple[Table, ...]:
+    """The tables of a run that the chains have, once each."""
+    return tuple(dict.fromkeys(chain.single[run][part] for chain in chains))
+
+
+@lru_cache(maxsize=4096)
+def _joined(tables: tuple[Table, ...], keep: bool) -> Table:
     joined = union(tables)
     return _distinct(joined) if keep else joined.without_beaten()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ PASSES = 3
 """The first columns are seconds of a micro-batch's passes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Choices of one block, one a row. ``sums`` [rows, 7]: three times of a micro-batch (s), what is sent and computed once a
     step (s), bytes all the time and at times (of recomputation for each live micro-batch, of ZeRO gradients once there are
     any); ``peaks`` [rows]: transient bytes, of which ``lasting`` [rows] stay while other stages run; ``names[row]``: the
-    choice."""
+    choice. A table is equal to itself only: what is made of tables is remembered by them."""
 
     sums: Floats
     peaks: Floats
@@ -33,6 +34,16 @@ class Table:
     def columns(self) -> Floats:
         """[rows, 9]: all that a choice can be worse in."""
         return np.column_stack([self.sums, self.peaks, self.lasting])
+
+    @cached_property
+    def passes_s(self) -> Floats:
+        """[rows]: of all passes of a micro-batch."""
+        return np.asarray(self.sums[:, :PASSES].sum(axis=1))
+
+    @cached_property
+    def said(self) -> tuple[tuple[Any, ...], bytes]:
+        """The same of tables that say the same."""
+        return self.names, self.columns.tobytes()
 
     def rows(self, index: NDArray[np.int64]) -> Table:
         return Table(self.sums[index], self.peaks[index], self.lasting[index], tuple(self.names[i] for i in index))

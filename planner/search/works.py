@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.search.linear import Floats, Indices
 from planner.search.stream import Stream
-from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
+from planner.search.tables import AT_TIMES, FORWARD, ONCE, OPTIMIZER, PERSISTENT
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Work:
     @cached_property
     def least_s(self) -> float:
         """Seconds a step of one block."""
-        return float(self._recompute[1][-1] + self._zero[1][-1])
+        return float(self._recompute_s.min() + self._zero_s.min())
 
     @cached_property
     def least_bytes(self) -> float:
@@ -43,12 +43,9 @@ class Work:
     @cached_property
     def first_s(self) -> tuple[float, float]:
         """Seconds of one block for one micro-batch: forward, and all passes."""
-        compute, traffic = (part.sums for part in self.stream.single[self.run])
-        least = [
-            float(compute[:, :last].sum(axis=1).min() + self.stream.gathers.floor * traffic[:, :last].sum(axis=1).min())
-            for last in (1, PASSES)
-        ]
-        return least[0], least[1]
+        (compute, traffic), floor = self.stream.single[self.run], self.stream.gathers.floor
+        forward_s = compute.sums[:, FORWARD].min() + floor * traffic.sums[:, FORWARD].min()
+        return float(forward_s), float(compute.passes_s.min() + floor * traffic.passes_s.min())
 
     @cached_property
     def _persistent(self) -> float:
@@ -63,17 +60,25 @@ class Work:
     @cached_property
     def _recompute(self) -> tuple[Floats, Floats]:
         """Corners: saved bytes of a micro-batch, seconds a step."""
-        sums = self.stream.single[self.run][0].sums
-        return _hull(sums[:, AT_TIMES], self.microbatches * sums[:, :PASSES].sum(axis=1))
+        return _hull(self.stream.single[self.run][0].sums[:, AT_TIMES], self._recompute_s)
+
+    @cached_property
+    def _recompute_s(self) -> Floats:
+        """By choice of recomputation: seconds a step."""
+        return np.asarray(self.microbatches * self.stream.single[self.run][0].passes_s)
 
     @cached_property
     def _zero(self) -> tuple[Floats, Floats]:
         """Corners: persistent bytes, seconds a step."""
-        sums = self.stream.single[self.run][1].sums
-        stream = self.stream
-        each_s = stream.gathers.floor * sums[:, :PASSES].sum(axis=1)
-        return _hull(
-            self._held, self.microbatches * each_s + stream.gradients.floor * sums[:, ONCE] + sums[:, OPTIMIZER]
+        return _hull(self._held, self._zero_s)
+
+    @cached_property
+    def _zero_s(self) -> Floats:
+        """By ZeRO stage: seconds a step."""
+        traffic, stream = self.stream.single[self.run][1], self.stream
+        each_s = stream.gathers.floor * traffic.passes_s
+        return np.asarray(
+            self.microbatches * each_s + stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         )
 
     def whole(self, count: int, *, alone: bool) -> Whole:
@@ -86,14 +91,14 @@ class Work:
         compute, traffic = self.stream.single[self.run]
         floor, stream = self.stream.gathers.floor, self.stream
         ways = _mixtures(count, len(compute.names))
-        work = self.microbatches * (ways @ compute.sums[:, :PASSES].sum(axis=1))
+        work = self.microbatches * (ways @ compute.passes_s)
         peak = np.where(ways > 0, compute.peaks, 0.0).max(axis=1)
         shared = _mixtures(count, len(traffic.names))
         held = shared @ traffic.sums[:, PERSISTENT] + count * self._persistent
         # Only where all blocks share one stage does the largest gathered share meet the largest peak; no blocks gather nothing.
         together = alone or not count
         gathered = np.where(shared > 0, traffic.peaks, 0.0).max(axis=1) if together else traffic.peaks.min()
-        each_s = self.microbatches * floor * traffic.sums[:, :PASSES].sum(axis=1)
+        each_s = self.microbatches * floor * traffic.passes_s
         once_s = stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         seconds = shared @ (each_s + once_s)
         saved = compute.sums[:, AT_TIMES]
