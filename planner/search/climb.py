@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from planner.ir.plan import Mesh, Plan, Prediction
 from planner.search.best import Best
 from planner.search.candidates import Candidate
-from planner.search.nodes import Scope, Sketch
+from planner.search.families import Scope
+from planner.search.nodes import Sketch, count
 
 AXES = ("pipeline", "data", "tensor")
 FACTORS = (2, 3)
@@ -63,9 +64,9 @@ class Climb:
         best: Candidate | None = None
         for sketch in sketches:
             self.meanwhile()
-            sketch.count(self.scope)
+            count([sketch], self.scope)
         for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
-            if sketch.bound < self.target_s and self._improves(sketch.candidate, deadline):
+            if sketch.bound < self.target_s and self._improves(sketch, deadline):
                 best = sketch.candidate
         if best is not None:
             self.go(best, deadline)
@@ -75,7 +76,8 @@ class Climb:
         at: Candidate | None = start
         while at is not None:
             near = sorted(set(self._neighbours(at)) - self._probed, key=self.bounds.__getitem__)
-            at = next((candidate for candidate in near if self._improves(candidate, deadline)), None)
+            sketches = (Sketch(candidate, self.bounds[candidate]) for candidate in near)
+            at = next((sketch.candidate for sketch in sketches if self._improves(sketch, deadline)), None)
         self._arrive()
 
     def _arrive(self) -> None:
@@ -90,14 +92,14 @@ class Climb:
             self._steps.append((plan, prediction))
         return prediction
 
-    def _improves(self, candidate: Candidate, deadline: float) -> bool:
-        """Whether a probe of the candidate beats the best plan so far."""
-        if self.bounds[candidate] >= self.target_s or time.perf_counter() > deadline:
+    def _improves(self, sketch: Sketch, deadline: float) -> bool:
+        """Whether a probe of a candidate beats the best plan so far."""
+        if sketch.bound >= self.target_s or time.perf_counter() > deadline:
             return False
         self.meanwhile()
-        self._probed.add(candidate)
+        self._probed.add(sketch.candidate)
         before = self.target_s
-        attempts, _ = Sketch(candidate, self.bounds[candidate]).attempts(self.scope, before)
+        attempts, _ = sketch.attempts(self.scope, before)
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
         if best is not None:
             best.probe(self._step, before)

@@ -30,7 +30,7 @@ import numpy as np
 
 from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
-from planner.search.counted import RankCosts, Ranks
+from planner.search.counted import Ranks
 from planner.search.covers import cover_rows
 from planner.search.linear import Floats, Indices, Outcome, Program, Row
 from planner.search.mixtures import best_mixture, grains, mixing_seconds
@@ -39,6 +39,7 @@ from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
 from planner.search.splits import best_split
 from planner.search.stream import Stream
+from planner.search.together import RankCosts
 
 RELAXED, COUNTED, EXACT = range(3)
 LOOSE = 0.3

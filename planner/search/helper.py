@@ -1,8 +1,8 @@
 """A second process that looks at nodes of the search, where there is a second core.
 
 Nodes know nothing of each other but the quickest step so far, so two can be looked at at once. The process knows what the
-search knows from the beginning on (:class:`~planner.search.nodes.Scope`), is sent sketches that are not counted yet and
-attempts before their first look, goes on with the node of the lowest bound by itself, and tells what each look has found: a
+search knows from the beginning on (:class:`~planner.search.families.Scope`), is sent kin that is not counted yet and attempts
+before their first look, goes on with the node of the lowest bound by itself, and tells what each look has found: a
 bound, and a better plan if there was one. It is a convenience: where it cannot be started or ends, its nodes begin anew at
 home, with the bounds that they had.
 """
@@ -29,7 +29,8 @@ from planner.search.allowed import Allowed
 from planner.search.best import Best
 from planner.search.branches import Branches, Opened
 from planner.search.candidates import Candidate
-from planner.search.nodes import Attempt, Scope, Sketch
+from planner.search.families import Scope
+from planner.search.nodes import Attempt, Kin, Sketch
 from planner.search.prices import Placements, Unit, placements_of
 from planner.search.request import Look
 from planner.workers import start_process
@@ -40,30 +41,31 @@ Chosen = tuple[tuple[int, Allowed], ...]
 
 @dataclass(frozen=True)
 class Fresh:
-    """A node for the helper. ``chains``: of an attempt; none of a sketch. ``opened``: of a part of an attempt, its branches;
-    with the ``paths`` that are known."""
+    """A node for the helper. ``kin``: its candidates and their bounds; ``chains``: of an attempt. ``opened``: of a part of an
+    attempt, its branches; with the ``paths`` that are known."""
 
     name: int
     candidate: Candidate
     bound: float
-    chains: Chosen | None = None
+    kin: tuple[tuple[Candidate, float], ...] = ()
+    chains: Chosen = ()
     opened: tuple[Opened, ...] = ()
     paths: tuple[CriticalPath, ...] = ()
 
     @staticmethod
-    def of(name: int, node: Sketch | Attempt) -> Fresh:
+    def of(name: int, node: Kin | Attempt) -> Fresh:
         """A node of the search."""
-        if isinstance(node, Sketch):
-            return Fresh(name, node.candidate, node.bound)
+        if isinstance(node, Kin):
+            return Fresh(name, node.candidate, node.bound, tuple((each.candidate, each.bound) for each in node.sketches))
         chains = tuple((task.chain.option, task.chain.allowed) for task in node.tasks)
         opened = () if node.branches is None else node.branches.opened
         paths = tuple(node.counts.paths.all) if opened else ()
-        return Fresh(name, node.candidate, node.bound, chains, opened, paths)
+        return Fresh(name, node.candidate, node.bound, (), chains, opened, paths)
 
-    def node(self, scope: Scope) -> Sketch | Attempt:
+    def node(self, scope: Scope) -> Kin | Attempt:
         """As the helper has it."""
-        if self.chains is None:
-            return Sketch(self.candidate, self.bound)
+        if self.kin:
+            return Kin(tuple(Sketch(candidate, bound) for candidate, bound in self.kin))
         family = scope.family(self.candidate)
         assert family is not None
         chosen = [chain for chain in family.chains if (chain.option, chain.allowed) in self.chains]
@@ -87,13 +89,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a look has found. ``plan``: looked at, where it is quicker than all before."""
+    """What a look has found. ``bounds``: of kin, those of its sketches. ``plan``: looked at, where it is quicker than all
+    before."""
 
     name: int
     bound: float
     finished: bool
     mixed: bool = False
     plan: tuple[Plan, Prediction] | None = None
+    bounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Helper:
     def __init__(self) -> None:
         """It starts, and waits for :meth:`begin`. Raises OSError where no process can be started."""
         self._process = start_process("planner.search.helper", "serve", heard=False)
-        self.away: dict[int, Sketch | Attempt] = {}
+        self.away: dict[int, Kin | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer | Placed | None] = queue.SimpleQueue()
         self._sent, self._step_s = 0, math.inf
@@ -166,7 +170,7 @@ class Helper:
         """So many of what it has are attempts."""
         return sum(isinstance(node, Attempt) for node in self.away.values())
 
-    def send(self, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+    def send(self, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
         """Have nodes looked at."""
         fresh = []
         for name, node in enumerate(nodes, self._sent):
@@ -191,7 +195,7 @@ class Helper:
                 return node
         return None
 
-    def answer(self, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
+    def answer(self, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         """What was found next, and of which node (none where it came back meanwhile); None while nothing is known. Raises
         ProcessLookupError where the process has ended."""
         try:
@@ -290,9 +294,10 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
                 begun.pop(order.dropped, None)
             name = _next(waiting, begun, best, begin.deadline)
         node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
-        if isinstance(node, Sketch):
+        if isinstance(node, Kin):
             node.count(begin.scope, best.target())
-            tell(Answer(name, node.bound, finished=True))
+            bounds = tuple(sketch.bound for sketch in node.sketches)
+            tell(Answer(name, min(bounds), finished=True, bounds=bounds))
             continue
         best.found, begun[name] = None, node
         finished = node.advance(best.target, begin.deadline, begin.gap, best.report)

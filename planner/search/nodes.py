@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from hardware_profiles import Cluster
-from planner.ir.costed import CostedGraph
-from planner.ir.graph import ModelGraph
-from planner.ir.plan import StagePlan
-from planner.search.allowed import Allowed
+from planner.ir.plan import SPLIT_BACKWARD, StagePlan
 from planner.search.branches import Branches
-from planner.search.candidates import Candidate, allowed_choices, shape_of
-from planner.search.chain import Chain
+from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
 from planner.search.counts import Counts, Effort
-from planner.search.engine import planning_engine
+from planner.search.families import Bundle, Counted, Family, Scope
 from planner.search.greedy import Shares, even_cuts, rounded_cuts
 from planner.search.mixtures import grains, mixing_seconds
-from planner.search.paths import Pool
 from planner.search.patterns import Patterns
 from planner.search.polish import Polish
-from planner.search.request import Look, Request
+from planner.search.request import Look
 from planner.search.shape import Shape
-from planner.search.solve import Fingerprints, Task, certain_tied_seconds, chains_of, try_stages
-from planner.search.stream import Stream, stream_of
-from planner.search.works import Work, works
+from planner.search.solve import Task, certain_tied_seconds, try_stages
 
 Cuts = tuple[int, ...]
 """Where stages begin, and the last one ends."""
-Costing = Callable[[Candidate], CostedGraph | None]
-"""The prices of a candidate's group; None where its tensor degree has no feasible placement."""
 FIRST_SLICE_S = 0.5
 """Seconds of the first look at branches; each further look may take twice as long."""
 SOON_S = 1.0
@@ -49,107 +39,73 @@ REPEATS = 4
 """So often a solution that does not fit after all is sought again with less memory."""
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """Chains as one: every block may have the choices of any of them."""
-
-    chains: tuple[Chain, ...]
-    stream: Stream
-    works: tuple[Work, ...]
-
-
-@dataclass(frozen=True)
-class Family:
-    """The chains of all candidates that share mesh, micro-batch, ZeRO group and choices."""
-
-    candidate: Candidate
-    chains: tuple[Chain, ...]
-    cluster: Cluster
-
-    def bundles(self, groups: Iterable[Sequence[Chain]]) -> list[Bundle]:
-        """The chains of each group as one; none of a group whose runs differ."""
-        found = []
-        for group in groups:
-            stream = stream_of(group, self.candidate.mesh, self.cluster, planning_engine())
-            if stream is not None:
-                found.append(Bundle(tuple(group), stream, works(stream, self.candidate.accumulation)))
-        return found
-
-    @cached_property
-    def alike(self) -> list[Bundle]:
-        """As one the chains that differ in single blocks only (in most models the two ends): what they share is most of the
-        work of looking at them, and what a mixture of their ends gains is little."""
-        groups: dict[object, list[Chain]] = {}
-        for chain in self.chains:
-            groups.setdefault(chain.repeated, []).append(chain)
-        return [bundle for group in groups.values() for bundle in self.bundles([group]) or self.apart(group)]
-
-    def apart(self, chains: Sequence[Chain]) -> list[Bundle]:
-        """Each chain for itself."""
-        return self.bundles((chain,) for chain in chains)
-
-
-@dataclass
-class Scope:
-    """What all nodes share."""
-
-    graph: ModelGraph
-    prices: Costing
-    cluster: Cluster
-    request: Request
-    names: Fingerprints
-    pool: Pool = field(default_factory=dict)
-    families: dict[object, Family | None] = field(default_factory=dict)
-
-    def family(self, candidate: Candidate) -> Family | None:
-        """The chains of a candidate; None where it has none."""
-        key = (candidate.mesh, candidate.micro, candidate.zero_group, self._spaces(candidate))
-        if key not in self.families:
-            costed = self.prices(candidate)
-            chains = () if costed is None else chains_of(costed, candidate, self.request)
-            chains = tuple(chain for chain in chains if chain.possible)
-            self.families[key] = Family(candidate, chains, self.cluster) if chains else None
-        return self.families[key]
-
-    def _spaces(self, candidate: Candidate) -> tuple[tuple[Allowed, ...], ...]:
-        constraints = self.request.constraints
-        return tuple(allowed_choices(candidate, constraints, self.graph, parallel) for parallel in (False, True))
-
-
 @dataclass
 class Sketch:
-    """A candidate whose chains are not told apart yet. ``bound``: of its step; ``counted``: over all its chains as one."""
+    """A candidate whose chains are not told apart yet. ``bound``: of its step; ``chains``: what counting knows of them, where
+    it has counted, no closer than a target asked for that was ``counted_s``."""
 
     candidate: Candidate
     bound: float
-    counted: bool = False
-
-    def count(self, scope: Scope, target_s: float = math.inf) -> None:
-        """Bound it by its chains: infinite where it has none, and no closer than the target asks for."""
-        bounds = [_chains_s(ranks, target_s) for _, ranks in self._ranked(scope)]
-        self.counted, self.bound = True, max(self.bound, min(bounds, default=math.inf))
+    counted_s: float = -math.inf
+    chains: tuple[Counted, ...] = ()
 
     def attempts(self, scope: Scope, target_s: float = math.inf) -> tuple[list[Attempt], float]:
         """Its chains that may be quicker than the target, those that are alike as one; and the least step of the others."""
+        if self.counted_s < target_s:
+            count([self], scope, target_s)
         found, others_s = list[Attempt](), math.inf
-        for bundle, ranks in self._ranked(scope):
-            bound = max(self.bound, _chains_s(ranks, target_s))
+        for chains in self.chains:
+            bound = max(self.bound, chains.bound)
             if bound < target_s:
-                found.append(Attempt.of(self.candidate, scope, bundle, bound, ranks))
+                found.append(Attempt.of(self.candidate, scope, chains.bundle, bound, chains.ranks))
             else:
                 others_s = min(others_s, bound)
         return found, others_s
 
-    def _ranked(self, scope: Scope) -> Iterator[tuple[Bundle, Ranks]]:
-        family = scope.family(self.candidate)
-        shape = shape_of(self.candidate, scope.cluster)
-        for bundle in () if family is None else family.alike:
-            yield bundle, Ranks(bundle.stream, shape, bundle.works)
+
+def count(sketches: Iterable[Sketch], scope: Scope, target_s: float = math.inf) -> None:
+    """Bound sketches by their chains, all of a family at once: infinite where there are none, and no closer than the target
+    asks for."""
+    families: dict[int, tuple[Family | None, list[Sketch]]] = {}
+    for sketch in sketches:
+        family = scope.family(sketch.candidate)
+        families.setdefault(id(family), (family, []))[1].append(sketch)
+    for family, members in families.values():
+        shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in members]
+        rows = [] if family is None else [bundle.counted(shapes, target_s) for bundle in family.alike]
+        for at, sketch in enumerate(members):
+            sketch.chains, sketch.counted_s = tuple(row[at] for row in rows), target_s
+            sketch.bound = max(sketch.bound, min((chains.bound for chains in sketch.chains), default=math.inf))
 
 
-def _chains_s(ranks: Ranks, target_s: float) -> float:
-    """A bound of the step of some chains: of their work; where that is below the target, by the blocks that ranks can have."""
-    return ranks.work_s if ranks.work_s >= target_s else max(ranks.work_s, ranks.costs.bound)
+@dataclass
+class Kin:
+    """Candidates that share mesh, micro-batch and ZeRO group, and with them most of what counting needs; none of them counted.
+    ``sketches``: by bound."""
+
+    sketches: tuple[Sketch, ...]
+
+    @property
+    def bound(self) -> float:
+        return self.sketches[0].bound
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.sketches[0].candidate
+
+    def count(self, scope: Scope, target_s: float) -> None:
+        """Count those that may be quicker than the target; the others are bounded well enough."""
+        count([sketch for sketch in self.sketches if sketch.bound < target_s], scope, target_s)
+
+
+def kin_of(sketches: Iterable[Sketch]) -> list[Kin]:
+    """Sketches with their kin, by the lowest bound."""
+    found: dict[object, list[Sketch]] = {}
+    for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
+        candidate = sketch.candidate
+        key = candidate.mesh, candidate.micro, candidate.zero_group, candidate.schedule in SPLIT_BACKWARD
+        found.setdefault(key, []).append(sketch)
+    return [Kin(tuple(members)) for members in found.values()]
 
 
 @dataclass

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import lengths
-from planner.search.counted import RankCosts, Ranks
+from planner.search.counted import Ranks
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import ONCE, OPTIMIZER, PASSES
+from planner.search.together import RankCosts
 
 MOST_ACTIONS, MOST_CASES = 110_000_000, 50_000
 """Actions times cases, and cases, that one enumeration simulates at most."""

@@ -11,12 +11,13 @@ import numpy as np
 from cost_models.live import LIVE
 from cost_models.pipeline import CriticalPath
 from planner.evaluate import last_passes, receive_buffer_bytes
-from planner.search.counted import RankCosts
 from planner.search.linear import Floats, Indices, Program, Row
+from planner.search.places import places_of
 from planner.search.shape import Shape
 from planner.search.stream import Stream
 from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
-from planner.search.transients import Transients, least_transients, possible_ranks
+from planner.search.together import RankCosts
+from planner.search.transients import Transients, least_transients
 from planner.search.works import lower_hull
 
 LENGTH, TAIL = 0, 1
@@ -41,7 +42,7 @@ class Layout:
         stream, shape = self.stream, self.shape
         self.passes = 3 if shape.splits_backward else 2
         self.rank_of, self.crosses = shape.ranks, shape.crosses
-        self.least_transients = least_transients(stream, possible_ranks(stream, shape))
+        self.least_transients = least_transients(stream, places_of(stream.spans, (shape,)))
         pairs = [
             (stage, run) for stage in range(shape.stages) for run in range(len(stream.runs))
             if stream.first_stage(run, shape.stages) <= stage <= stream.last_stage(run, shape.stages)

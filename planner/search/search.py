@@ -20,8 +20,9 @@ from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.families import Costing, Scope
 from planner.search.helper import Answer, Helper, started
-from planner.search.nodes import Attempt, Costing, Scope, Sketch
+from planner.search.nodes import Attempt, Kin, Sketch, kin_of
 from planner.search.placing import place
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
@@ -34,8 +35,8 @@ MANY = 400
 """So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
-AHEAD, FAR_AHEAD = 32, 1024
-"""So many sketches the helper has at most that are not counted yet; at the beginning, where nobody else counts them."""
+AHEAD, FAR_AHEAD = 6, 128
+"""So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
 SHARED = 2
 """So many attempts the helper has at least, as far as there are any: one may be over at once."""
 NEARER = 0.75
@@ -47,17 +48,19 @@ NEWS_S = 5.0
 UNTIL_ANY = 0.5
 """Part of the time after which a search without any plan looks for the one that takes the least memory."""
 
+Node = Kin | Sketch | Attempt
+
 
 @dataclass
 class _State:
-    """The frontier of the search. ``sketches``: those that are not counted yet, by bound; ``heap``: (bound, order, node); both
+    """The frontier of the search. ``kin``: whose sketches are not counted yet, by bound; ``heap``: (bound, order, node); both
     without what the ``helper`` looks at. ``heard``: what it has said of attempts, to be seen to. ``alone``: there is no helper
     and will be none."""
 
     best: Best
     news: News = no_news
-    sketches: deque[Sketch] = field(default_factory=deque)
-    heap: list[tuple[float, int, Sketch | Attempt]] = field(default_factory=list)
+    kin: deque[Kin] = field(default_factory=deque)
+    heap: list[tuple[float, int, Node]] = field(default_factory=list)
     helper: Helper | None = None
     heard: deque[tuple[Attempt, bool]] = field(default_factory=deque)
     alone: bool = False
@@ -69,7 +72,7 @@ class _State:
     @property
     def home_s(self) -> float:
         """No plan is quicker that is left to look for here."""
-        return min(self.heap[0][0] if self.heap else math.inf, self.sketches[0].bound if self.sketches else math.inf)
+        return min(self.heap[0][0] if self.heap else math.inf, self.kin[0].bound if self.kin else math.inf)
 
     @property
     def least_s(self) -> float:
@@ -89,19 +92,19 @@ class _State:
             self._told_at = now
             self.news(self.best.step_s, 1 - self.lower_s / self.best.step_s)
 
-    def push(self, node: Sketch | Attempt) -> None:
+    def push(self, node: Node) -> None:
         """A node that is left, were it as slow as the best plan: how much quicker it may be is part of the certificate."""
         if math.isfinite(node.bound):
             heapq.heappush(self.heap, (node.bound, next(self.order), node))
 
-    def pop(self) -> Sketch | Attempt | None:
+    def pop(self) -> Node | None:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
         many as are under way here, and :data:`SHARED` at least; where none is left here that matters, one comes back that it
         has not come to."""
         target_s, helper = self.best.target(), self.helper
         while self.home_s < target_s:
-            if self.sketches and self.sketches[0].bound <= self.home_s:
-                return self.sketches.popleft()
+            if self.kin and self.kin[0].bound <= self.home_s:
+                return self.kin.popleft()
             _, _, node = heapq.heappop(self.heap)
             if helper is None or not isinstance(node, Attempt) or node.looks or helper.attempts > self._begun(target_s):
                 self._share(target_s)
@@ -114,7 +117,8 @@ class _State:
         """Where the helper has next to nothing, give it the first attempts that nobody has looked at."""
         while self.helper is not None and self.helper.attempts < SHARED:
             fresh = [
-                entry for entry in self.heap if isinstance(entry[2], Attempt) and not entry[2].looks and entry[0] < target_s
+                (bound, order, node) for bound, order, node in self.heap
+                if isinstance(node, Attempt) and not node.looks and bound < target_s
             ]
             if not fresh:
                 return
@@ -123,7 +127,7 @@ class _State:
             heapq.heapify(self.heap)
             self.helper.send([first[2]], self.best.step_s)
 
-    def _part(self, node: Sketch | Attempt, target_s: float) -> None:
+    def _part(self, node: Node, target_s: float) -> None:
         """Where the helper still has next to nothing, or nothing that is as far from proven, give it a part of the attempt that
         is looked at here."""
         helper = self.helper
@@ -139,17 +143,17 @@ class _State:
         return sum(isinstance(node, Attempt) and node.looks > 0 and bound < target_s for bound, _, node in self.heap)
 
     def meanwhile(self) -> None:
-        """Keep the helper busy with sketches for some time."""
+        """Keep the helper busy with counting for some time."""
         self.hear()
         self.feed(FAR_AHEAD)
 
     def feed(self, most: int = AHEAD) -> None:
-        """Give the helper sketches, up to as many, where it has half of them or less."""
+        """Give the helper kin to count, up to as much, where it has half of that or less."""
         if self.helper is None or 2 * len(self.helper.away) > most:
             return
-        left, target_s, nodes = most - len(self.helper.away), self.best.target(), list[Sketch]()
-        while left > len(nodes) and self.sketches and self.sketches[0].bound < target_s:
-            nodes.append(self.sketches.popleft())
+        left, target_s, nodes = most - len(self.helper.away), self.best.target(), list[Kin]()
+        while left > len(nodes) and self.kin and self.kin[0].bound < target_s:
+            nodes.append(self.kin.popleft())
         if nodes:
             self.helper.send(nodes, self.best.step_s)
 
@@ -171,16 +175,15 @@ class _State:
             self._take(*heard)
             wait_s = 0.0
 
-    def _take(self, node: Sketch | Attempt | None, answer: Answer) -> None:
+    def _take(self, node: Kin | Attempt | None, answer: Answer) -> None:
         if answer.plan is not None:
             self.best.keep(*answer.plan)
-        if node is None:
-            return
-        node.bound = max(node.bound, answer.bound)
-        if isinstance(node, Sketch):
-            node.counted = True
-            self.push(node)
-        else:
+        if isinstance(node, Kin):
+            for sketch, bound in zip(node.sketches, answer.bounds, strict=True):
+                sketch.bound = max(sketch.bound, bound)
+                self.push(sketch)
+        elif node is not None:
+            node.bound = max(node.bound, answer.bound)
             node.mixed, node.looks = answer.mixed, node.looks + 1
             self.heard.append((node, answer.finished))
 
@@ -251,7 +254,7 @@ def search(
             place(own, state.helper)
         bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
-        state.sketches.extend(sorted(possible, key=lambda sketch: sketch.bound))
+        state.kin.extend(kin_of(possible))
         costed = time.perf_counter()
         scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
         deadline = math.inf if limit_s is None else costed + limit_s
@@ -289,6 +292,10 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
         node = state.heard[0][0] if state.heard else state.pop()
         if node is None:
             state.hear(WAIT_S)
+        elif isinstance(node, Kin):
+            node.count(scope, best.target())
+            for sketch in node.sketches:
+                state.push(sketch)
         elif isinstance(node, Sketch):
             _nearer(node, state, scope)
         elif state.heard:
@@ -301,11 +308,7 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
 
 
 def _nearer(sketch: Sketch, state: _State, scope: Scope) -> None:
-    """Count a sketch; then its chains take its place. They get a plan where there is none."""
-    if not sketch.counted:
-        sketch.count(scope, state.best.target())
-        state.push(sketch)
-        return
+    """Its chains take a sketch's place. They get a plan where there is none."""
     attempts, others_s = sketch.attempts(scope, state.best.target())
     state.finished_s = min(state.finished_s, others_s)
     for attempt in attempts:

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from cost_models.live import instants
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
+Timetable = tuple[ScheduleName, int, int, int]
+"""Schedule, pipeline ranks, virtual stages of a rank, micro-batches."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -21,6 +24,10 @@ class Shape:
     virtual: int
     microbatches: int
     capacity_bytes: float
+
+    @property
+    def timetable(self) -> Timetable:
+        return self.schedule, self.pipeline, self.virtual, self.microbatches
 
     @property
     def stages(self) -> int:
@@ -53,3 +60,8 @@ class Shape:
         """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a
         rank may hold most (:func:`cost_models.live.instants`)."""
         return instants(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]
+
+
+def shape_at(timetable: Timetable) -> Shape:
+    """One of no memory, for what does not depend on it."""
+    return Shape(*timetable, capacity_bytes=0.0)

@@ -14,6 +14,7 @@ from hardware_profiles import Cluster, Engine
 from planner.evaluate import send_seconds
 from planner.ir.plan import Mesh
 from planner.search.chain import Chain, Run
+from planner.search.places import Spans
 from planner.search.shape import Shape
 from planner.search.tables import Floats, Table, union
 
@@ -38,6 +39,10 @@ class Stream:
     @cached_property
     def blocks(self) -> int:
         return sum(run.count for run in self.runs)
+
+    @cached_property
+    def spans(self) -> Spans:
+        return tuple((run.first, run.count) for run in self.runs)
 
     @cached_property
     def crossing_bytes(self) -> int:

@@ -7,37 +7,21 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.search.linear import Floats, Indices, Row
-from planner.search.shape import Shape
+from planner.search.linear import Floats, Row
+from planner.search.places import Places
 from planner.search.stream import Stream
 
 if TYPE_CHECKING:
     from planner.search.rows import Layout
 
 
-def possible_ranks(stream: Stream, shape: Shape) -> NDArray[np.bool_]:
-    """[runs, ranks]: whether a rank can have blocks of a run."""
-    possible = np.zeros((len(stream.runs), shape.pipeline), dtype=bool)
-    for run in range(len(stream.runs)):
-        stages = slice(stream.first_stage(run, shape.stages), stream.last_stage(run, shape.stages) + 1)
-        possible[run, shape.ranks[stages]] = True
-    return possible
-
-
-def forced_blocks(stream: Stream, possible: NDArray[np.bool_]) -> Indices:
-    """[runs, ranks]: blocks of a run that must lie on a rank: all, where the run can be nowhere else."""
-    counts = np.array([run.count for run in stream.runs])
-    return np.asarray(np.where(possible & (possible.sum(axis=1) == 1)[:, None], counts[:, None], 0))
-
-
-def least_transients(stream: Stream, possible: NDArray[np.bool_]) -> Floats:
+def least_transients(stream: Stream, places: Places) -> Floats:
     """[ranks]: bytes that some stage of the rank holds, whatever is chosen: those of the blocks that it must have, or of the
     least one that it can have."""
     least = np.array([sum(float(part.peaks.min()) for part in pair) for pair in stream.single])[:, None]
-    certain = np.where(forced_blocks(stream, possible) > 0, least, 0.0).max(axis=0)
-    return np.asarray(np.maximum(certain, np.where(possible, least, np.inf).min(axis=0)))
+    certain = np.where(places.forced > 0, least, 0.0).max(axis=0)
+    return np.asarray(np.maximum(certain, np.where(places.possible, least, np.inf).min(axis=0)))
 
 
 class Transients:

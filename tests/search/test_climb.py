@@ -12,6 +12,7 @@ from planner.search import climb as climbing
 from planner.search.best import Best
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.nodes import Sketch
 from planner.search.request import Request, as_it_is
 from tests.search.made import make_cluster, make_graph
 
@@ -37,11 +38,11 @@ def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPa
     assert goal in CANDIDATES
     best, probed = [math.inf], []
 
-    def improves(self: Climb, candidate: Candidate, deadline: float) -> bool:
-        assert candidate not in self._probed
-        self._probed.add(candidate)
-        probed.append(candidate)
-        step_s = _distance(candidate, goal)
+    def improves(self: Climb, sketch: Sketch, deadline: float) -> bool:
+        assert sketch.candidate not in self._probed
+        self._probed.add(sketch.candidate)
+        probed.append(sketch.candidate)
+        step_s = _distance(sketch.candidate, goal)
         better = step_s < best[0]
         best[0] = min(best[0], step_s)
         return better
@@ -77,8 +78,8 @@ def test_only_what_a_climb_ends_with_is_looked_at(
     climb = Climb(dict.fromkeys(CANDIDATES, 0.5), cast(Any, None), best)
     steps = iter([4.0, 3.0, 5.0, 2.0, 1.0])
 
-    def improves(self: Climb, candidate: Candidate, deadline: float) -> bool:
-        self._probed.add(candidate)
+    def improves(self: Climb, sketch: Sketch, deadline: float) -> bool:
+        self._probed.add(sketch.candidate)
         before, step_s = self.target_s, next(steps, 6.0)
         self._step(cast(Any, None), cast(Any, _Seen(step_s)))
         return self.target_s < before

@@ -23,8 +23,9 @@ from planner.search import helper as helping
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.families import Scope
 from planner.search.helper import Answer, Helper, Placed, ahead
-from planner.search.nodes import Attempt, Scope, Sketch
+from planner.search.nodes import Attempt, Kin, Sketch, count
 from planner.search.placing import place
 from planner.search.prices import Prices, Unit
 from planner.search.request import Look, as_it_is
@@ -62,7 +63,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     answers: list[Answer] = []
     answer = Helper.answer
 
-    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
+    def listening(self: Helper, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         found = answer(self, wait_s)
         answers.extend([found[1]] if found is not None else [])
         return found
@@ -117,7 +118,7 @@ def test_what_it_had_begins_anew_where_it_ends(
 ) -> None:
     send, sent = Helper.send, []
 
-    def once(self: Helper, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+    def once(self: Helper, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
         send(self, nodes, step_s)
         sent.extend(nodes)
         self._process.kill()
@@ -134,7 +135,7 @@ def test_a_plan_of_an_attempt_that_came_back_is_kept(
     """It goes on from that plan, so what it says later holds for quicker ones only."""
     answer, forgotten = Helper.answer, []
 
-    def forgetting(self: Helper, wait_s: float = 0.0) -> tuple[Sketch | Attempt | None, Answer] | None:
+    def forgetting(self: Helper, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         found = answer(self, wait_s)
         if found is None or found[1].plan is None:
             return found
@@ -150,10 +151,10 @@ def test_what_it_still_has_when_time_is_over_is_not_proven(
     heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
 ) -> None:
     """It is given all attempts and never answers."""
-    away: list[Sketch | Attempt] = []
+    away: list[Kin | Attempt] = []
     send = Helper.send
 
-    def kept(self: Helper, nodes: Sequence[Sketch | Attempt], step_s: float) -> None:
+    def kept(self: Helper, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
         send(self, nodes, step_s)
         away.extend(nodes)
 
@@ -192,10 +193,10 @@ def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyP
     taken: dict[Candidate, float] = {}
     take = searching._State._take
 
-    def taking(self: Any, node: Sketch | Attempt | None, answer: Answer) -> None:
+    def taking(self: Any, node: Kin | Attempt | None, answer: Answer) -> None:
         take(self, node, answer)
-        if isinstance(node, Sketch):
-            taken[node.candidate] = node.bound
+        if isinstance(node, Kin):
+            taken.update((sketch.candidate, sketch.bound) for sketch in node.sketches)
 
     monkeypatch.setattr(searching._State, "_take", taking)
     # The climb waits until all are counted.
@@ -208,7 +209,7 @@ def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyP
     assert len(taken) == possible > 20
     for candidate, bound in taken.items():
         sketch = Sketch(candidate, prices.bound(candidate))
-        sketch.count(scope)
+        count([sketch], scope)
         assert sketch.bound == bound, candidate
 
 

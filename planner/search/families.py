@@ -1,0 +1,122 @@
+"""The chains that candidates share, and what is known of them before they are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from hardware_profiles import Cluster
+from planner.ir.costed import CostedGraph
+from planner.ir.graph import ModelGraph
+from planner.search.allowed import Allowed
+from planner.search.candidates import Candidate, allowed_choices
+from planner.search.chain import Chain
+from planner.search.counted import Ranks
+from planner.search.engine import planning_engine
+from planner.search.paths import Pool
+from planner.search.request import Request
+from planner.search.shape import Shape
+from planner.search.solve import Fingerprints, chains_of
+from planner.search.stream import Stream, stream_of
+from planner.search.together import Together
+from planner.search.works import Work, works
+
+Costing = Callable[[Candidate], CostedGraph | None]
+"""The prices of a candidate's group; None where its tensor degree has no feasible placement."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Chains as one: every block may have the choices of any of them."""
+
+    chains: tuple[Chain, ...]
+    stream: Stream
+    works: tuple[Work, ...]
+
+    def counted(self, shapes: Sequence[Shape], target_s: float) -> list[Counted]:
+        """Under each of some shapes that a family has: by their work; where that is below the target, by the blocks that ranks
+        can have."""
+        together = Together(self.stream, tuple(shapes), self.works)
+        bounds = together.work_s
+        near = np.flatnonzero(bounds < target_s).tolist()
+        if not near:
+            return [Counted(self, bound) for bound in bounds.tolist()]
+        if len(near) < len(shapes):
+            together = Together(self.stream, tuple(shapes[at] for at in near), self.works)
+        bounds[near] = np.maximum(bounds[near], together.bounds)
+        found = [Counted(self, bound) for bound in bounds.tolist()]
+        for place, at in enumerate(near):
+            if bounds[at] < target_s:
+                ranks = Ranks(self.stream, shapes[at], self.works, together.costs(place))
+                found[at] = Counted(self, float(bounds[at]), ranks)
+        return found
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A bundle under a shape. ``bound``: of the step; ``ranks``: of one that may be quicker than the target."""
+
+    bundle: Bundle
+    bound: float
+    ranks: Ranks | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """The chains of all candidates that share mesh, micro-batch, ZeRO group and choices."""
+
+    candidate: Candidate
+    chains: tuple[Chain, ...]
+    cluster: Cluster
+
+    def bundles(self, groups: Iterable[Sequence[Chain]]) -> list[Bundle]:
+        """The chains of each group as one; none of a group whose runs differ."""
+        found = []
+        for group in groups:
+            stream = stream_of(group, self.candidate.mesh, self.cluster, planning_engine())
+            if stream is not None:
+                found.append(Bundle(tuple(group), stream, works(stream, self.candidate.accumulation)))
+        return found
+
+    @cached_property
+    def alike(self) -> list[Bundle]:
+        """As one the chains that differ in single blocks only (in most models the two ends): what they share is most of the
+        work of looking at them, and what a mixture of their ends gains is little."""
+        groups: dict[object, list[Chain]] = {}
+        for chain in self.chains:
+            groups.setdefault(chain.repeated, []).append(chain)
+        return [bundle for group in groups.values() for bundle in self.bundles([group]) or self.apart(group)]
+
+    def apart(self, chains: Sequence[Chain]) -> list[Bundle]:
+        """Each chain for itself."""
+        return self.bundles((chain,) for chain in chains)
+
+
+@dataclass
+class Scope:
+    """What all nodes share."""
+
+    graph: ModelGraph
+    prices: Costing
+    cluster: Cluster
+    request: Request
+    names: Fingerprints
+    pool: Pool = field(default_factory=dict)
+    families: dict[object, Family | None] = field(default_factory=dict)
+
+    def family(self, candidate: Candidate) -> Family | None:
+        """The chains of a candidate; None where it has none."""
+        key = (candidate.mesh, candidate.micro, candidate.zero_group, self._spaces(candidate))
+        if key not in self.families:
+            costed = self.prices(candidate)
+            chains = () if costed is None else chains_of(costed, candidate, self.request)
+            chains = tuple(chain for chain in chains if chain.possible)
+            self.families[key] = Family(candidate, chains, self.cluster) if chains else None
+        return self.families[key]
+
+    def _spaces(self, candidate: Candidate) -> tuple[tuple[Allowed, ...], ...]:
+        constraints = self.request.constraints
+        return tuple(allowed_choices(candidate, constraints, self.graph, parallel) for parallel in (False, True))
