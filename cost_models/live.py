@@ -9,13 +9,12 @@ of which pass over the virtual stages in turns of ``turn`` micro-batches, forwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import Kind, legal, turn_length, zbv_steps
+from cost_models.schedules import KINDS, Steps, legal, turn_length, zbv_steps
 
 Counts = NDArray[np.int64]
 LIVE, BEGUN = 0, 1
@@ -78,22 +77,24 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
         counts = [microbatches if name == "gpipe" else min(pipeline - rank, microbatches) for rank in ranks]
         return tuple(np.array([[[count], [1]]]) for count in counts)
     if name == "zbv":
-        return tuple(
-            _maximal(np.array(list(_zbv_instants(zbv_steps(rank, pipeline, microbatches), rank)))) for rank in ranks
-        )
-    kept = interleaved_kept(name, pipeline, virtual, microbatches)
-    return tuple(_maximal(_interleaved(each, pipeline, virtual, microbatches)) for each in kept)
-
-
-def _interleaved(kept: int, pipeline: int, virtual: int, microbatches: int) -> Counts:
-    """[instants, 2, virtual]: of a rank just before each release, as far as they are not repeated."""
-    turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
+        return tuple(_maximal(_zbv_instants(zbv_steps(rank, pipeline, microbatches), rank)) for rank in ranks)
+    kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))
     # Forwards and releases go round together, so live vectors repeat after a round; in the second one all have gradients.
-    again = total - kept >= 2 * virtual * turn - 1
-    released = np.arange(virtual * turn if again else 0, min(total, 2 * virtual * turn))
-    live = interleaved_live(np.minimum(kept + released, total), released, virtual, turn)
+    again = virtual * microbatches - kept >= 2 * virtual * turn_length(pipeline, microbatches) - 1
+    found: dict[int, Counts] = {}
+    for repeats in (False, True):
+        alike = np.flatnonzero(again == repeats)
+        found.update(zip(alike.tolist(), _interleaved(kept[alike], repeats, pipeline, virtual, microbatches), strict=True))
+    return tuple(_maximal(found[rank]) for rank in ranks)
+
+
+def _interleaved(kept: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int) -> Counts:
+    """[ranks, instants, 2, virtual]: just before each release, as far as they are not repeated."""
+    turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
+    released = np.arange(virtual * turn if repeats else 0, min(total, 2 * virtual * turn))
+    live = interleaved_live(np.minimum(kept[:, None] + released, total), released, virtual, turn)
     begun = _passed(released + 1, stages[::-1], virtual, turn) > 0
-    return np.stack([live, begun], axis=1)
+    return np.stack([live, np.broadcast_to(begun, live.shape)], axis=2)
 
 
 def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) -> list[int]:
@@ -117,30 +118,23 @@ def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:
     return np.asarray((rounds * turn)[..., None] + np.clip(rest[..., None] - place * turn, 0, turn))
 
 
-def _zbv_instants(steps: Sequence[tuple[Kind, int]], rank: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Of the rank's first and second stage, while something is released that is first after a forward or makes gradients."""
-    live, begun = [0, 0], [0, 0]
-    grown = False
-    for kind, stage in steps:
-        second = int(stage != rank)
-        if kind == "F":
-            live[second] += 1
-            grown = True
-        elif kind == "W":
-            if grown or not begun[second]:
-                begun[second], grown = 1, False
-                yield (live[0], live[1]), (begun[0], begun[1])
-            live[second] -= 1
+def _zbv_instants(steps: Steps, rank: int) -> Counts:
+    """[instants, 2, 2]: of the rank's first and second stage, just before each release."""
+    on = (steps.stage != rank)[:, None] == (False, True)
+    forwards, releases = ((steps.kind == KINDS.index(kind))[:, None] & on for kind in ("F", "W"))
+    released = releases.cumsum(axis=0)
+    live = forwards.cumsum(axis=0) - released + releases
+    return np.asarray(np.stack([live, released > 0], axis=1)[releases.any(axis=1)])
 
 
 def _maximal(found: Counts) -> Counts:
-    """[instants, 2, stages]: those that no other has more than in everything; not to be written to."""
-    distinct = np.unique(found.reshape(len(found), -1), axis=0)
-    left = distinct[np.argsort(-distinct.sum(axis=1), kind="stable")]
-    kept: list[Counts] = []
+    """[instants, 2, stages]: those that no other has more than in everything, once each; not to be written to."""
+    rows = found.reshape(len(found), -1)
+    left = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
+    kept: list[list[int]] = []
     while len(left):
-        kept.append(left[0])
+        kept.append(left[0].tolist())
         left = left[(left > left[0]).any(axis=1)]
-    result = np.array(sorted(kept, key=tuple)).reshape(-1, *found.shape[1:])
+    result = np.array(sorted(kept)).reshape(-1, *found.shape[1:])
     result.flags.writeable = False
     return result

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from cost_models.live import most_alive
 from cost_models.schedules import rank_of_stage, turn_length
 
@@ -30,19 +32,15 @@ def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> 
     if name in ("gpipe", "1f1b"):
         in_flight = [microbatches if name == "gpipe" else min(pipeline - stage, microbatches) for stage in stages]
         return tuple((min(count + 1, microbatches), min(2, microbatches)) for count in in_flight)
-    alive = [count for rank in most_alive(name, pipeline, virtual, microbatches) for count in rank]
-    turn = turn_length(pipeline, microbatches)
-    found = []
-    for stage in stages:
-        rank = rank_of_stage(name, pipeline, stage)
-        place = 1 if name == "zbv" and stage >= pipeline else stage // pipeline
-        inputs = alive[rank * virtual + place] + 1
-        gradients = 2 + (0 if name == "interleaved-1f1b" else rank) + (name == "zbv")
-        if name == "zbv":
-            inputs = microbatches if stage in (pipeline - 1, pipeline) else inputs
-            gradients = microbatches if stage == pipeline - 1 else gradients
-        else:
-            inputs = max(inputs, 2 * turn) if rank == 0 else inputs
-            gradients = max(gradients, turn) if rank == pipeline - 1 else gradients
-        found.append((min(inputs, microbatches), min(gradients, microbatches)))
-    return tuple(found)
+    ranks = np.array([rank_of_stage(name, pipeline, stage) for stage in stages])
+    alive = np.array(most_alive(name, pipeline, virtual, microbatches))
+    inputs = alive[ranks, np.arange(len(ranks)) // pipeline] + 1
+    gradients = 2 + (0 if name == "interleaved-1f1b" else ranks) + np.full(len(ranks), name == "zbv")
+    if name == "zbv":
+        inputs[[pipeline - 1, pipeline]] = gradients[pipeline - 1] = microbatches
+    else:
+        turn = turn_length(pipeline, microbatches)
+        inputs[ranks == 0] = np.maximum(inputs[ranks == 0], 2 * turn)
+        gradients[ranks == pipeline - 1] = np.maximum(gradients[ranks == pipeline - 1], turn)
+    found = np.minimum(np.stack([inputs, gradients], axis=1), microbatches)
+    return tuple((into, back) for into, back in found.tolist())

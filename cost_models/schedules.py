@@ -131,7 +131,7 @@ def all_steps(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
     if name == "1f1b":
         return tuple(Steps.listed(_one_forward_one_backward(rank, pipeline, microbatches)) for rank in ranks)
     if name == "zbv":
-        return tuple(_zbv(rank, pipeline, microbatches) for rank in ranks)
+        return tuple(zbv_steps(rank, pipeline, microbatches) for rank in ranks)
     split = name == "interleaved-zero-bubble"
     return tuple(_interleaved(rank, pipeline, virtual, microbatches, split) for rank in ranks)
 
@@ -172,36 +172,22 @@ def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int, spli
     return Steps.of(np.broadcast_to(kinds, turns.shape)[done], turns[done])
 
 
-def _zbv(rank: int, pipeline: int, microbatches: int) -> Steps:
-    """Qi 2023, section 6 (``ScheduleZBVZeroBubble``)."""
-    steps = Steps.listed(_zbv_steps(rank, pipeline, max(2 * pipeline - 1, microbatches)))
+def zbv_steps(rank: int, pipeline: int, microbatches: int) -> Steps:
+    """What a rank does under zbv: Qi 2023, section 6 (``ScheduleZBVZeroBubble``)."""
+    codes = np.frombuffer(_zbv_text(rank, pipeline, max(2 * pipeline - 1, microbatches)).encode(), np.uint8)
+    up = codes < ord("a")
+    kinds = np.zeros(128, dtype=np.int64)
+    kinds[[ord(letter) for kind in "FIW" for letter in (kind, kind.lower())]] = np.repeat([KINDS.index(k) for k in "FIW"], 2)
+    steps = Steps.of(kinds[codes], np.where(up, 2 * pipeline - 1 - rank, rank))
     there = steps.microbatch < microbatches
     return Steps(steps.kind[there], steps.stage[there], steps.microbatch[there])
 
 
-def zbv_steps(rank: int, pipeline: int, microbatches: int) -> list[tuple[Kind, int]]:
-    """What a rank does under zbv, on which virtual stage. Micro-batches come in order."""
-    if microbatches < 2 * pipeline - 1:
-        steps = _zbv(rank, pipeline, microbatches)
-        return [(KINDS[kind], stage) for kind, stage in zip(steps.kind.tolist(), steps.stage.tolist(), strict=True)]
-    return _zbv_steps(rank, pipeline, microbatches)
-
-
-def _zbv_steps(rank: int, pipeline: int, drawn: int) -> list[tuple[Kind, int]]:
-    """For enough micro-batches to fill the V; those that do not exist are cut."""
-    down, up = rank, 2 * pipeline - 1 - rank
-    steps: list[tuple[Kind, int]] = [("F", down)] * (2 * (pipeline - rank) - 1)
-    steps += [("F", up), ("F", down)] * rank
-    steps += [("F", up), ("I", up), ("W", up)] * (pipeline - rank)
-    went_down, went_up = 2 * pipeline - rank - 1, pipeline
-    while went_up < went_down or went_down < drawn:
-        if went_down < drawn:
-            steps.append(("F", down))
-            went_down += 1
-        steps += (("I", down), ("W", down), ("F", up), ("I", up), ("W", up))
-        went_up += 1
-    steps += [("I", down), ("I", up)] * rank
-    steps += [("I", down), ("W", down)] * (pipeline - rank)
-    for stage in (up, down):
-        steps += [("W", stage)] * (steps.count(("I", stage)) - steps.count(("W", stage)))
-    return steps
+def _zbv_text(rank: int, pipeline: int, drawn: int) -> str:
+    """For enough micro-batches to fill the V, a letter an action: small on the way down, large on the way up."""
+    went_down = 2 * pipeline - rank - 1
+    steady = max(0, drawn - went_down)
+    text = "f" * (2 * (pipeline - rank) - 1) + "Ff" * rank + "FIW" * (pipeline - rank)
+    text += "fiwFIW" * steady + "iwFIW" * (max(went_down, drawn) - pipeline - steady)
+    text += "iI" * rank + "iw" * (pipeline - rank)
+    return text + "".join(last * (text.count(before) - text.count(last)) for before, last in ("IW", "iw"))

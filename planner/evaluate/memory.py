@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,11 +47,20 @@ def receive_buffer_bytes(
     (:func:`cost_models.receives.receive_slots`). ``virtual``: of ``stages``, those of one rank. 1F1B holds one activation and
     one gradient that it has sent besides (torch/distributed/pipelining/schedules.py, ``Schedule1F1B``: ``send_work``);
     interleaved 1F1B, of all stages of a rank, two gradients more than micro-batches have gone (:mod:`cost_models.sends`)."""
-    inputs, gradients = receive_slots(schedule, stages // virtual, virtual, microbatches)[stage]
+    inputs, gradients = receive_buffers(schedule, stages // virtual, virtual, microbatches)[stage]
+    return inputs * incoming_bytes + gradients * outgoing_bytes
+
+
+@lru_cache(maxsize=4096)
+def receive_buffers(schedule: ScheduleName, pipeline: int, virtual: int, microbatches: int) -> tuple[tuple[int, int], ...]:
+    """By virtual stage, how many :func:`receive_buffer_bytes` counts of inputs and of gradients."""
     sent = int(schedule == "1f1b" and microbatches > 1)
-    pipeline = stages // virtual
-    back = ON_THEIR_WAY if schedule == "interleaved-1f1b" and stage // pipeline == min(1, virtual - 1) else sent
-    return (inputs + back) * incoming_bytes + (gradients + sent) * outgoing_bytes
+    ahead = [sent] * (pipeline * virtual)
+    if schedule == "interleaved-1f1b":
+        first = min(1, virtual - 1) * pipeline
+        ahead[first : first + pipeline] = [ON_THEIR_WAY] * pipeline
+    slots = receive_slots(schedule, pipeline, virtual, microbatches)
+    return tuple((inputs + back, gradients + sent) for (inputs, gradients), back in zip(slots, ahead, strict=True))
 
 
 def rank_memories(

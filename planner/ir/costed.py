@@ -109,7 +109,11 @@ class CostedGraph:
     warnings: tuple[str, ...] = field(default=())
     received_bytes: tuple[Mapping[int, int], ...] = ()
 
+    def all_kept_twice(self, option: int, *, split: bool) -> Mapping[int, int]:
+        """By cut: bytes of a micro-batch that the block after it keeps and a receive buffer too: the same memory. Where
+        backward passes are ``split``, gradients that are sent back pile up meanwhile: they may have that room."""
+        return self.received_bytes[option] if self.received_bytes and not split else {}
+
     def kept_twice(self, option: int, cut: int, *, split: bool) -> int:
-        """Bytes of a micro-batch that the block after a cut keeps and a receive buffer too: the same memory. Where backward
-        passes are ``split``, gradients that are sent back pile up meanwhile: they may have that room."""
-        return self.received_bytes[option].get(cut, 0) if self.received_bytes and not split else 0
+        """Of one cut."""
+        return self.all_kept_twice(option, split=split).get(cut, 0)

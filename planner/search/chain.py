@@ -36,14 +36,13 @@ class Chain:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        crossing = self.costed.crossing_bytes[self.option]
-        kinds = [
-            (
-                block.body, crossing.get(i, 0) if i else -1,
-                self.costed.kept_twice(self.option, i, split=self.allowed.split), self.allowed.of_block(i),
-            )
-            for i, block in enumerate(self.costed.graph.blocks)
-        ]
+        blocks, crossing = self.costed.graph.blocks, self.costed.crossing_bytes[self.option]
+        twice = self.costed.all_kept_twice(self.option, split=self.allowed.split)
+        cuts, zeros = range(len(blocks)), itertools.repeat(0)
+        kinds = zip(
+            (block.body for block in blocks), (-1, *map(crossing.get, cuts[1:], zeros)), map(twice.get, cuts, zeros),
+            self.allowed.layers or itertools.repeat(None, len(blocks)), strict=True,
+        )
         runs, first = [], 0
         for (body, size, received, _), group in itertools.groupby(kinds):
             count = len(list(group))

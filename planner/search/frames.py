@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cost_models.live import interleaved_kept, interleaved_live
 from cost_models.schedules import turn_length
-from planner.evaluate import receive_buffer_bytes
+from planner.evaluate import receive_buffers
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape, Timetable, shape_at
 
@@ -74,7 +74,12 @@ def frame_of(shape: Shape) -> Frame:
 
 def moments_of(shapes: Sequence[Shape]) -> Moments:
     """Of several shapes."""
-    return Moments.joined([_frame(shape.timetable).moments for shape in shapes])
+    return _moments(tuple(shape.timetable for shape in shapes))
+
+
+@lru_cache(maxsize=64)
+def _moments(timetables: tuple[Timetable, ...]) -> Moments:
+    return Moments.joined([_frame(timetable).moments for timetable in timetables])
 
 
 @lru_cache(maxsize=4096)
@@ -89,18 +94,15 @@ def _frame(timetable: Timetable) -> Frame:
     alive = lives.sum(axis=1)
     late = np.asarray(begun.all(axis=1))
     moments = Moments(at, lives.min(axis=1), alive, alive - ends, alive - begins, late, _messages(shape))
-    stages = np.array([shape.owned(rank) for rank in range(shape.pipeline)])[at]
+    stages = np.argsort(shape.ranks, kind="stable").reshape(shape.pipeline, shape.virtual)[at]
     return Frame(moments, stages, lives, begun.astype(np.int64))
 
 
 def _messages(shape: Shape) -> Floats:
     """[ranks]: receive buffers, in messages."""
-    messages, crosses = np.zeros(shape.pipeline), shape.crosses.tolist()
-    for stage, rank in enumerate(shape.ranks.tolist()):
-        messages[rank] += receive_buffer_bytes(
-            shape.schedule, stage, shape.stages, shape.microbatches, int(crosses[stage]), int(crosses[stage + 1]), shape.virtual
-        )
-    return messages
+    inputs, gradients = np.array(receive_buffers(*shape.timetable)).T
+    messages = inputs * shape.crosses[:-1] + gradients * shape.crosses[1:]
+    return np.asarray(np.bincount(shape.ranks, messages, shape.pipeline), dtype=float)
 
 
 def _constraints(shape: Shape) -> list[Floats]:

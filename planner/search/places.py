@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.linear import Indices
-from planner.search.shape import Shape, Timetable, shape_at
+from planner.search.shape import Order, Shape, shape_at
 
 Spans = tuple[tuple[int, int], ...]
 """The first block of each run and the number of its blocks."""
@@ -45,17 +45,17 @@ def can_lie(spans: Spans, stages: int) -> NDArray[np.bool_]:
 
 def places_of(spans: Spans, shapes: Sequence[Shape]) -> Places:
     """Of several shapes of as many ranks each."""
-    return _places_of(spans, tuple(shape.timetable for shape in shapes))
+    return _places_of(spans, tuple(shape.order for shape in shapes))
+
+
+@lru_cache(maxsize=256)
+def _places_of(spans: Spans, orders: tuple[Order, ...]) -> Places:
+    return Places.joined([_places(spans, order) for order in orders])
 
 
 @lru_cache(maxsize=4096)
-def _places_of(spans: Spans, timetables: tuple[Timetable, ...]) -> Places:
-    return Places.joined([_places(spans, timetable) for timetable in timetables])
-
-
-@lru_cache(maxsize=4096)
-def _places(spans: Spans, timetable: Timetable) -> Places:
-    shape = shape_at(timetable)
+def _places(spans: Spans, order: Order) -> Places:
+    shape = shape_at((*order, 1))
     counts = np.array([count for _, count in spans])[:, None]
     can = can_lie(spans, shape.stages)
     possible = can @ (shape.ranks[:, None] == np.arange(shape.pipeline))

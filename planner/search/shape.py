@@ -13,6 +13,8 @@ from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
 Timetable = tuple[ScheduleName, int, int, int]
 """Schedule, pipeline ranks, virtual stages of a rank, micro-batches."""
+Order = tuple[ScheduleName, int, int]
+"""Less the micro-batches: it says which stages a rank has."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Shape:
     @property
     def timetable(self) -> Timetable:
         return self.schedule, self.pipeline, self.virtual, self.microbatches
+
+    @property
+    def order(self) -> Order:
+        return self.schedule, self.pipeline, self.virtual
 
     @property
     def stages(self) -> int:

@@ -113,10 +113,17 @@ class Together:
         return least_transients(self.stream, self.places)
 
     @cached_property
+    def _all_late(self) -> bool:
+        return bool(self.moments.late.all())
+
+    @cached_property
     def _least_bytes(self) -> Floats:
         """[runs, constraints]: what one block occupies all the time, at least."""
-        sizes = [(work.without_gradients.least_bytes, work.least_bytes) for work in self.known]
-        return np.array([np.where(self.moments.late, late, early) for early, late in sizes])
+        late = np.array([work.least_bytes for work in self.known])[:, None]
+        if self._all_late:
+            return np.broadcast_to(late, (len(self.known), len(self.moments.late)))
+        early = np.array([work.without_gradients.least_bytes for work in self.known])[:, None]
+        return np.where(self.moments.late, late, early)
 
     @cached_property
     def _room(self) -> Floats:
@@ -147,14 +154,20 @@ class Together:
         # Every stage of another rank has a block.
         most = [stream.blocks - shape.stages + shape.virtual for shape in self.shapes]
         counts = np.arange(1, min(table.shape[1], max(most)) + 1)
-        sizes, least = self.spared(run)[:, None] / counts, np.empty((len(moments.late), len(counts)))
-        for late, work in ((True, self.known[run]), (False, self.known[run].without_gradients)):
-            mine = moments.late == late
-            if mine.any():
-                least[mine] = counts * work.seconds(moments.least[mine], sizes[mine])
+        least = counts * self._least_s(run, self.spared(run)[:, None] / counts)
         possible = self.places.possible[run][:, None] & (counts <= self._each(most)[:, None])
         table[:, : len(counts)] = np.where(possible, moments.worst(least) + self.others_s(run)[:, None], np.inf)
         return table
+
+    def _least_s(self, run: int, sizes: Floats) -> Floats:
+        """[constraints, sizes]: the least seconds a step of one block of the run within so many bytes."""
+        moments, work = self.moments, self.known[run]
+        if self._all_late:
+            return work.seconds(moments.least, sizes)
+        least = np.empty(sizes.shape)
+        for mine, its in ((moments.late, work), (~moments.late, work.without_gradients)):
+            least[mine] = its.seconds(moments.least[mine], sizes[mine])
+        return least
 
     @cached_property
     def bounds(self) -> Floats:

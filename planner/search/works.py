@@ -81,6 +81,12 @@ class Work:
             self.microbatches * each_s + stream.gradients.floor * traffic.sums[:, ONCE] + traffic.sums[:, OPTIMIZER]
         )
 
+    @cached_property
+    def _edges(self) -> tuple[Floats, Floats, Floats]:
+        """Between the corners of both hulls: saved bytes of a micro-batch; bytes; and seconds a step that each edge gains."""
+        (saved, work), (held, traffic) = self._recompute, self._zero
+        return np.diff(saved), np.diff(held), -np.concatenate([np.diff(work), np.diff(traffic)])
+
     def whole(self, count: int, *, alone: bool) -> Whole:
         """Mixtures of so many blocks; ``alone``: on one stage, so that the largest peak and the largest share gathered meet."""
         if (count, alone) not in self.known:
@@ -111,21 +117,24 @@ class Work:
         """[lives, sizes]: the least seconds a step of one block of ``sizes`` bytes while ``lives`` micro-batches of it live.
 
         From its smallest form a block gains most seconds a byte first: by the steepest edges of both hulls, in turn."""
-        (saved, work), (held, traffic) = self._recompute, self._zero
-        shares = np.broadcast_to(np.diff(held), (len(lives), len(held) - 1))
-        widths = np.concatenate([lives[:, None] * np.diff(saved), shares], axis=1)
-        gains = np.broadcast_to(-np.concatenate([np.diff(work), np.diff(traffic)]), widths.shape)
+        (saved, work), (held, traffic), (steps, shares, gains) = self._recompute, self._zero, self._edges
+        widths = np.empty((len(lives), len(gains)))
+        widths[:, : len(steps)], widths[:, len(steps) :] = lives[:, None] * steps, shares
         with np.errstate(divide="ignore"):
             order = np.argsort(-(gains / widths), axis=1, kind="stable")
-        widths, gains = np.take_along_axis(widths, order, axis=1), np.take_along_axis(gains, order, axis=1)
+        widths, gains = widths[np.arange(len(lives))[:, None], order], gains[order]
         least = self._persistent + lives * saved[0] + held[0]
         spare = sizes - least[:, None]
-        begins = np.cumsum(widths, axis=1) - widths
-        result = np.full(sizes.shape, work[0] + traffic[0])
+        begins, widths = np.cumsum(widths, axis=1) - widths, np.maximum(widths, 1e-9)
+        result, part = np.full(sizes.shape, work[0] + traffic[0]), np.empty(sizes.shape)
         for edge in range(widths.shape[1]):
-            part = (spare - begins[:, edge, None]) / np.maximum(widths[:, edge, None], 1e-9)
-            result -= gains[:, edge, None] * np.clip(part, 0.0, 1.0)
-        return np.where(spare < 0, np.inf, result)
+            np.subtract(spare, begins[:, edge, None], out=part)
+            part /= widths[:, edge, None]
+            np.clip(part, 0.0, 1.0, out=part)
+            part *= gains[:, edge, None]
+            result -= part
+        result[spare < 0] = np.inf
+        return result
 
 
 @dataclass(frozen=True)
