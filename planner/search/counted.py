@@ -29,13 +29,13 @@ MOST_WHOLE = 20
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a candidate. ``known``: :func:`works` of the stream, to share; ``counted``: :attr:`costs`, where they are
-    known already."""
+    """The ranks of a candidate. ``known``: :func:`works` of the stream, to share; ``among``: other shapes that were counted
+    with this one, and its place there."""
 
     stream: Stream
     shape: Shape
     known: tuple[Work, ...]
-    counted: RankCosts | None = None
+    among: tuple[Together, int] | None = None
 
     @cached_property
     def _alone(self) -> Together:
@@ -53,7 +53,8 @@ class Ranks:
     @cached_property
     def costs(self) -> RankCosts:
         """With parts of blocks under every choice."""
-        return self._alone.costs(0) if self.counted is None else self.counted
+        together, place = self.among or (self._alone, 0)
+        return together.costs(place)
 
     def sharper(self, limit_s: float) -> RankCosts:
         """With whole blocks under every choice, as far as plans quicker than the limit have them."""

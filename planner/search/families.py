@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from planner.search.candidates import Candidate, allowed_choices
 from planner.search.chain import Chain
 from planner.search.counted import Ranks
 from planner.search.engine import planning_engine
+from planner.search.linear import Indices
 from planner.search.paths import Pool
 from planner.search.request import Request
 from planner.search.shape import Shape
@@ -39,20 +40,19 @@ class Bundle:
     def counted(self, shapes: Sequence[Shape], target_s: float) -> list[Counted]:
         """Under each of some shapes that a family has: by their work; where that is below the target, by the blocks that ranks
         can have."""
-        together = Together(self.stream, tuple(shapes), self.works)
-        bounds = together.work_s
-        near = np.flatnonzero(bounds < target_s).tolist()
-        if not near:
-            return [Counted(self, bound) for bound in bounds.tolist()]
-        if len(near) < len(shapes):
-            together = Together(self.stream, tuple(shapes[at] for at in near), self.works)
-        bounds[near] = np.maximum(bounds[near], together.bounds)
+        bounds = Together(self.stream, tuple(shapes), self.works).work_s.copy()
+        near = np.flatnonzero(bounds < target_s)
+        if len(near):
+            bounds[near] = np.maximum(bounds[near], self._together(shapes, near).bounds)
         found = [Counted(self, bound) for bound in bounds.tolist()]
-        for place, at in enumerate(near):
-            if bounds[at] < target_s:
-                ranks = Ranks(self.stream, shapes[at], self.works, together.costs(place))
-                found[at] = Counted(self, float(bounds[at]), ranks)
+        near = near[bounds[near] < target_s]
+        together = self._together(shapes, near)
+        for place, at in enumerate(near.tolist()):
+            found[at] = replace(found[at], ranks=Ranks(self.stream, shapes[at], self.works, (together, place)))
         return found
+
+    def _together(self, shapes: Sequence[Shape], some: Indices) -> Together:
+        return Together(self.stream, tuple(shapes[at] for at in some.tolist()), self.works)
 
 
 @dataclass(frozen=True)

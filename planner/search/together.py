@@ -20,6 +20,9 @@ from planner.search.stream import Stream
 from planner.search.transients import least_transients
 from planner.search.works import Work
 
+FEW = 2
+"""Times an even share of a run's blocks: so many on a rank are looked at first."""
+
 
 @dataclass(frozen=True)
 class RankCosts:
@@ -34,7 +37,7 @@ class RankCosts:
     @cached_property
     def bound(self) -> float:
         """No step is shorter."""
-        return float(least_steps(self.seconds, 1)[0])
+        return float(max(_least_steps(table, 1)[0] for table in self.seconds))
 
     def own_s(self, run: int, rank: int, count: int) -> float:
         """What a rank with so many blocks of a run does in a step, at least; infinite where they do not fit."""
@@ -45,13 +48,11 @@ class RankCosts:
         return np.asarray((self.seconds[run] < limit_s).sum(axis=1))
 
 
-def least_steps(seconds: Sequence[Floats], shapes: int) -> Floats:
-    """[shapes]: no step is shorter: ``seconds[run]`` [ranks, count] has room for a run's blocks from then on only."""
-    found = []
-    for table in seconds:
-        last = table.shape[1] - 1
-        found.append(np.partition(table.reshape(shapes, -1), last, axis=1)[:, last])
-    return np.asarray(np.max(found, axis=0))
+def _least_steps(seconds: Floats, shapes: int, count: int | None = None) -> Floats:
+    """[shapes]: no step is shorter: a run's ``count`` blocks (as many as ``seconds`` [ranks, count] has columns) have room on
+    the ranks from then on only."""
+    last = (seconds.shape[1] if count is None else count) - 1
+    return np.asarray(np.partition(seconds.reshape(shapes, -1), last, axis=1)[:, last])
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ class Together:
     @cached_property
     def seconds(self) -> tuple[Floats, ...]:
         """By run, [ranks, count], as in :class:`RankCosts`: with parts of blocks under every choice."""
-        return tuple(self._table(run) for run in range(len(self.known)))
+        return tuple(self._table(run, its.count) for run, its in enumerate(self.stream.runs))
 
-    def _table(self, run: int) -> Floats:
+    def _table(self, run: int, columns: int) -> Floats:
         stream, moments = self.stream, self.moments
-        table = np.full((len(moments.messages), stream.runs[run].count), np.inf)
+        table = np.full((len(moments.messages), columns), np.inf)
         # Every stage of another rank has a block.
         most = [stream.blocks - shape.stages + shape.virtual for shape in self.shapes]
         counts = np.arange(1, min(table.shape[1], max(most)) + 1)
@@ -172,7 +173,19 @@ class Together:
     @cached_property
     def bounds(self) -> Floats:
         """[shapes]: no step is shorter, by the blocks that ranks can have."""
-        return least_steps(self.seconds, len(self.shapes))
+        return np.asarray(np.max([self._least_steps(run) for run in range(len(self.known))], axis=0))
+
+    def _least_steps(self, run: int) -> Floats:
+        """[shapes]: as far as one run's blocks say. Ranks share them about evenly: what more blocks on a rank take matters only
+        where some rank can have all of the few that are looked at first."""
+        count, shapes = self.stream.runs[run].count, len(self.shapes)
+        few = FEW * -(-count // self._pipeline)
+        if few < count:
+            table = self._table(run, few)
+            steps = _least_steps(table, shapes, count)
+            if (table[:, -1].reshape(shapes, -1).min(axis=1) >= steps).all():
+                return steps
+        return _least_steps(self._table(run, count), shapes)
 
     def costs(self, shape: int) -> RankCosts:
         """Of one of the shapes."""
