@@ -156,18 +156,21 @@ class Together:
         most = [stream.blocks - shape.stages + shape.virtual for shape in self.shapes]
         counts = np.arange(1, min(table.shape[1], max(most)) + 1)
         least = counts * self._least_s(run, self.spared(run)[:, None] / counts)
-        possible = self.places.possible[run][:, None] & (counts <= self._each(most)[:, None])
-        table[:, : len(counts)] = np.where(possible, moments.worst(least) + self.others_s(run)[:, None], np.inf)
+        seconds = moments.worst(least) + self.others_s(run)[:, None]
+        table[:, : len(counts)] = np.where(counts <= self._each(most)[:, None], seconds, np.inf)
         return table
 
     def _least_s(self, run: int, sizes: Floats) -> Floats:
-        """[constraints, sizes]: the least seconds a step of one block of the run within so many bytes."""
-        moments, work = self.moments, self.known[run]
-        if self._all_late:
-            return work.seconds(moments.least, sizes)
-        least = np.empty(sizes.shape)
-        for mine, its in ((moments.late, work), (~moments.late, work.without_gradients)):
-            least[mine] = its.seconds(moments.least[mine], sizes[mine])
+        """[constraints, sizes]: the least seconds a step of one block of the run within so many bytes; infinite on ranks that
+        can have none."""
+        moments, least = self.moments, np.full(sizes.shape, np.inf)
+        able = self.places.possible[run][moments.rank]
+        for late, work in ((True, self.known[run]), (False, self.known[run].without_gradients)):
+            mine = able & (moments.late == late)
+            if mine.all():
+                return work.seconds(moments.least, sizes)
+            if mine.any():
+                least[mine] = work.seconds(moments.least[mine], sizes[mine])
         return least
 
     @cached_property

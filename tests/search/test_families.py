@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +17,14 @@ from planner.search import Request
 from planner.search.candidates import Candidate, enumerate_candidates, shape_of
 from planner.search.counted import Ranks
 from planner.search.families import Bundle, Scope
+from planner.search.linear import Floats
 from planner.search.nodes import Sketch, count, kin_of
 from planner.search.prices import Prices
+from planner.search.shape import Shape
+from planner.search.together import Together
+from planner.search.works import works
 from tests.costing.test_measured_memory import graph_of
+from tests.search import streams
 
 CONSTRAINTS = {
     "none": ((), ()),
@@ -84,6 +91,35 @@ def _check_same(together: Sketch, single: Sketch, scope: Scope, target_s: float)
             np.testing.assert_array_equal(mine, its)
         np.testing.assert_array_equal(one.ranks.costs.before_s, ranks.costs.before_s)
         np.testing.assert_array_equal(one.ranks.costs.idle_s, ranks.costs.idle_s)
+
+
+def test_few_blocks_of_a_rank_say_what_all_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is tight some ranks have few blocks, and the others more than twice their share."""
+    shapes = tuple(
+        Shape(schedule, 8, virtual, 8, 0.0)
+        for schedule, virtual in (("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 3))
+    )
+    looked: list[int] = []
+    table = Together._table
+
+    def noted(self: Together, run: int, columns: int) -> Floats:
+        looked.append(columns)
+        return table(self, run, columns)
+
+    monkeypatch.setattr(Together, "_table", noted)
+    bounds, enough = list[float](), list[bool]()
+    for seed, memory_bytes in itertools.product(range(4), (16.0, 18.0, 20.0, 25.0, 30.0, 40.0, 60.0, 200.0)):
+        drawn = streams.draw(seed, 32)
+        stream = replace(drawn, runs=tuple(replace(run, crossing_bytes=0) for run in drawn.runs))
+        mine = tuple(replace(shape, capacity_bytes=memory_bytes) for shape in shapes)
+        looked.clear()
+        together = Together(stream, mine, works(stream, 8))
+        found = together.bounds.tolist()
+        assert looked in ([1, 8, 1], [1, 8, 30, 1])
+        enough.append(len(looked) == 3)
+        assert found == [Ranks(stream, shape, together.known).costs.bound for shape in mine]
+        bounds += found
+    assert {True, False} == set(enough) == set(map(math.isfinite, bounds))
 
 
 def test_what_cannot_matter_is_not_counted(scope_and_sketches: tuple[Scope, list[Sketch]]) -> None:
