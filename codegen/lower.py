@@ -14,7 +14,6 @@ from planner.ir.errors import InternalError
 from planner.ir.graph import Block, Body, InitStep, ModelGraph, Parameter
 from planner.ir.placement import REPLICATE
 from planner.ir.plan import Plan
-from planner.ir.regions import recompute_regions
 
 _MODULE_NAMES = frozenset({
     "Stage", "ParallelBlock", "CHAIN", "CROSSING", "SHARED", "ALIASES", "INITIAL", "RECIPES", "DECAYS", "CONSTANTS", "HERE",
@@ -68,7 +67,7 @@ def _kinds(plan: Plan, graph: ModelGraph) -> tuple[Recompute, ...]:
     kinds: list[Recompute] = []
     for stage in plan.stages:
         for block, decision in zip(graph.blocks[stage.first : stage.last], stage.decisions, strict=True):
-            empty = decision.recompute == "selective" and not recompute_regions(graph.body_of[block.body])
+            empty = decision.recompute == "selective" and not graph.body_of[block.body].regions
             kinds.append("none" if empty else decision.recompute)
     return tuple(kinds)
 
@@ -96,7 +95,7 @@ def _class(
 ) -> BlockClass:
     blocks = [block for block in graph.blocks if block.body == body.name]
     outside = _outside(graph, body, blocks)
-    regions = recompute_regions(body) if kind == "selective" else ()
+    regions = body.regions if kind == "selective" else ()
     placement = plan.placements[body.name]
     short = _relative(body, blocks[0].name)
     forward, methods = lower_body(short, placement, plan.batch.micro, outside, regions)

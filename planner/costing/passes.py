@@ -36,7 +36,6 @@ from planner.costing.storages import (
 )
 from planner.costing.tape import Primitive, needs_gradient
 from planner.ir.costed import Recompute
-from planner.ir.regions import recompute_regions
 
 Kind = Literal["full", "input", "tail", "weight"]
 
@@ -77,7 +76,7 @@ class BlockPasses:
 
     def __post_init__(self) -> None:
         if self.recompute == "selective":
-            self.emitted = self.emitted.parted(recompute_regions(self.local.body))
+            self.emitted = self.emitted.parted(self.local.body.regions)
 
     @property
     def local(self) -> LocalBody:
@@ -93,7 +92,7 @@ class BlockPasses:
             return tuple(order), (range(len(order)),)
         again = {id(step) for step in repeated_steps(self.local, self.recompute)}
         runs = []
-        for names in recompute_regions(self.local.body):
+        for names in self.local.body.regions:
             inside = {
                 at for at, step in enumerate(self.local.steps)
                 if id(step) in again and {step.node.name if step.node else step.operands[0].split("#")[0]} & set(names)

@@ -14,6 +14,7 @@ from typing import Literal
 
 import networkx as nx
 
+from planner.ir.regions import recompute_regions
 from planner.ir.types import Argument, Ref, TensorType, references
 
 
@@ -45,7 +46,7 @@ class Node:
     source: Source | None = None
     differentiable: bool = False
 
-    @property
+    @cached_property
     def base(self) -> str:
         """The operation without its overload."""
         return self.op.split(".")[0]
@@ -58,7 +59,7 @@ class Node:
     def argument(self, name: str) -> Argument:
         return dict(self.arguments)[name]
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the tensor operands, once per occurrence, in argument order. Op strategies align with this tuple."""
         return tuple(name for _, argument in self.arguments for name in references(argument))
@@ -210,6 +211,11 @@ class Body:
     def made(self, node: Node) -> tuple[bool, ...]:
         """For which of a node's operands the backward pass makes a gradient; aligns with ``Node.operands``."""
         return tuple(needed and node.name in self.asked for needed in self.needs(node))
+
+    @cached_property
+    def regions(self) -> tuple[tuple[str, ...], ...]:
+        """What selective recomputation repeats: see :func:`~planner.ir.regions.recompute_regions`."""
+        return recompute_regions(self)
 
     @cached_property
     def begun(self) -> frozenset[str]:

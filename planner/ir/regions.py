@@ -9,10 +9,12 @@ next one. Nothing is recognised by the names of modules or of values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from planner.ir.graph import Body, Node
+if TYPE_CHECKING:
+    from planner.ir.graph import Body, Node
 
 _FUSED = frozenset({"scaled_dot_product_attention"})
 _CONTRACTIONS = frozenset({"matmul", "mm", "bmm", "baddbmm", "einsum"})
@@ -59,7 +61,7 @@ def _have_an_order(body: Body, regions: Sequence[set[str]]) -> bool:
 
 def recompute_region(body: Body) -> tuple[str, ...]:
     """Names of all nodes that selective recomputation repeats, in execution order; empty where there is no attention."""
-    names = {name for region in recompute_regions(body) for name in region}
+    names = {name for region in body.regions for name in region}
     return tuple(node.name for node in body.nodes if node.name in names)
 
 

@@ -12,7 +12,6 @@ from planner.ir.costed import Recompute
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.ir.plan import Plan, StagePlan
-from planner.ir.regions import recompute_regions
 from planner.ledger.calls import Call, Calls, Place, call, shard_group
 from planner.ledger.units import Unit
 from planner.placement.ledger import collectives
@@ -44,7 +43,7 @@ def repeated_nodes(body: Body, placement: BodyPlacement, batch: int, recompute: 
     """
     if recompute == "none":
         return frozenset()
-    parts = recompute_regions(body) if recompute == "selective" else ()
+    parts = body.regions if recompute == "selective" else ()
     steps = in_emitted_order(localise(body, placement, batch), parts).steps
     if recompute == "full":
         again = _until_kept(steps)
