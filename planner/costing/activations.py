@@ -8,18 +8,38 @@ are left out here, listed by :func:`shared_bytes`, and counted once a stage by :
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from planner.costing.local import LocalBody, Step, localise
 from planner.ir.costed import Recompute
 from planner.ir.graph import ModelGraph
 from planner.ir.regions import recompute_region
 
 
-def saved_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
-    """Bytes kept under a recomputation level. ``full`` keeps the inputs alone; ``selective`` drops what only the region
-    keeps, and keeps what the region reads."""
+@dataclass(frozen=True, slots=True)
+class KeptStorages:
+    """What is kept under one recomputation level: storages by their roots, state left out, and the bytes of tensors that are no
+    values."""
+
+    local: LocalBody
+    roots: frozenset[str]
+    extra_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """Of the block's own: what all blocks of a stage share is left out."""
+        return self.extra_bytes + sum(map(self.local.storage_bytes, self.roots - _shared(self.local)))
+
+
+def kept_storages(local: LocalBody, recompute: Recompute = "none") -> KeptStorages:
+    """``full`` keeps the inputs alone; ``selective`` drops what only the region keeps, and keeps what the region reads."""
     kept, extra = _kept(local, recompute)
-    excluded = _state(local) | _shared(local)
-    return extra + sum(local.storage_bytes(root) for root in kept - excluded)
+    return KeptStorages(local, frozenset(kept - _state(local)), extra)
+
+
+def saved_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
+    """Bytes kept under a recomputation level."""
+    return kept_storages(local, recompute).saved_bytes
 
 
 def shared_bytes(local: LocalBody) -> dict[str, int]:
@@ -40,7 +60,7 @@ def context_bytes(graph: ModelGraph, batch: int) -> int:
 
 def kept_roots(local: LocalBody, recompute: Recompute = "none") -> frozenset[str]:
     """Storages that are kept, state left out."""
-    return frozenset(_kept(local, recompute)[0] - _state(local))
+    return kept_storages(local, recompute).roots
 
 
 def repeated_steps(local: LocalBody, recompute: Recompute) -> tuple[Step, ...]:

@@ -4,16 +4,48 @@ the emitted text's own rule (:mod:`planner.ir.inlining`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from planner.costing.local import LocalBody, Step
+from planner.costing.local import LocalBody, Step, Wiring
 from planner.ir.inlining import PARAMETER, VALUE, draws, expression_size, inlined
 
 Regions = Sequence[Sequence[str]]
 """Names of the nodes that run in a function of their own (recomputed attention), by function."""
 
 
-def named_values(local: LocalBody, regions: Regions = ()) -> frozenset[str]:
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A placed body as its emitted functions compute it, whatever the batch. ``wired``: its steps in that order; ``order``:
+    where each of them was given; ``named``: values that a variable holds."""
+
+    wired: Wiring | LocalBody
+    order: tuple[int, ...]
+    named: frozenset[str]
+
+    @staticmethod
+    def of(wired: Wiring | LocalBody, regions: Regions = ()) -> Text:
+        """Of steps in any order."""
+        order = _emitted_order(wired.steps, named_values(wired, regions))
+        ordered = replace(wired, steps=tuple(wired.steps[at] for at in order))
+        return Text(ordered, order, named_values(ordered, regions))
+
+    @cached_property
+    def parted(self) -> Text:
+        """With the regions that selective recomputation repeats in functions of their own; itself where they change nothing but
+        where its steps run."""
+        regions = self.wired.body.regions
+        if named_values(self.wired, regions) == self.named:
+            return self
+        apart = Text.of(self.wired, regions)
+        return replace(apart, order=tuple(self.order[at] for at in apart.order))
+
+    def ordered(self, local: LocalBody) -> LocalBody:
+        """The given body for one batch with its steps in the order of the text."""
+        return replace(local, steps=tuple(local.steps[at] for at in self.order))
+
+
+def named_values(local: Wiring | LocalBody, regions: Regions = ()) -> frozenset[str]:
     """Values that live until the function returns (or longer, where autograd keeps them)."""
     called, function = _called(local.steps), _functions(local.steps, regions)
     readers: dict[str, list[Step]] = {}
@@ -49,22 +81,25 @@ def _functions(steps: Sequence[Step], regions: Regions) -> Mapping[str, int]:
 def in_emitted_order(local: LocalBody, regions: Regions = ()) -> LocalBody:
     """The body with its steps as the emitted text runs them: what is written into an expression runs where that does, operand
     after operand."""
-    named = named_values(local, regions)
-    waiting: dict[str, Step] = {}
-    steps: list[Step] = []
+    return replace(local, steps=tuple(local.steps[at] for at in _emitted_order(local.steps, named_values(local, regions))))
 
-    def run(step: Step) -> None:
-        for operand in step.operands:
+
+def _emitted_order(steps: Sequence[Step], named: Set[str]) -> tuple[int, ...]:
+    waiting: dict[str, int] = {}
+    order: list[int] = []
+
+    def run(at: int) -> None:
+        for operand in steps[at].operands:
             if operand in waiting:
                 run(waiting.pop(operand))
-        steps.append(step)
+        order.append(at)
 
-    for step in local.steps:
+    for at, step in enumerate(steps):
         if named.isdisjoint(step.outputs):
-            waiting |= dict.fromkeys(step.outputs, step)
+            waiting |= dict.fromkeys(step.outputs, at)
         else:
-            run(step)
-    return replace(local, steps=tuple(steps))
+            run(at)
+    return tuple(order)
 
 
 def _called(steps: Sequence[Step]) -> Mapping[str, str]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from functools import cached_property, reduce
 from math import prod
 
 from cost_models.memory import shard_elements
 from hardware_profiles import Cluster, Engine
-from planner.costing.activations import context_bytes, kept_roots
+from planner.costing.activations import context_bytes
 from planner.costing.blocks import price_block, whole_seconds
 from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.exchanges import expert_parameters
-from planner.costing.local import localise
-from planner.costing.measured import BlockWork, measure_block, measure_whole
+from planner.costing.measured import BlockWork, PlacedBody, WholeBody
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
@@ -59,25 +58,68 @@ class GraphWork:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedGraph:
+    """A graph under every option (a placement for each body, by its name), for one tensor degree, to be measured at any
+    micro-batch. What does not depend on it is found once; so is what options have in common."""
+
+    graph: ModelGraph
+    degree: int
+    placements: tuple[Placements, ...]
+
+    @cached_property
+    def options(self) -> tuple[Mapping[str, PlacedBody], ...]:
+        """By option and body; bodies that are placed alike are the same."""
+        known: dict[BodyPlacement, PlacedBody] = {}
+        for body in self.graph.bodies:
+            whole = WholeBody(body)
+            for placement in dict.fromkeys(option[body.name] for option in self.placements):
+                known[placement] = PlacedBody(whole, placement)
+        return tuple({body.name: known[option[body.name]] for body in self.graph.bodies} for option in self.placements)
+
+    @cached_property
+    def context(self) -> WholeBody:
+        """Every rank computes all of it."""
+        return WholeBody(self.graph.context)
+
+    def blocks(
+        self, microbatch: int, levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1,
+        engine: Engine = DEFAULT_ENGINE,
+    ) -> tuple[Mapping[str, BlockWork], ...]:
+        """Every body under every option."""
+        distinct = dict.fromkeys(placed for option in self.options for placed in option.values())
+        work = {placed: placed.measure(microbatch, levels, context, engine) for placed in distinct}
+        return tuple({name: work[placed] for name, placed in option.items()} for option in self.options)
+
+    def measure(
+        self, microbatch: int, levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1,
+        engine: Engine = DEFAULT_ENGINE,
+    ) -> GraphWork:
+        """Count everything, under the recomputation levels that are asked for. ``context``: degree of the axis that the
+        sequence is divided over; the graph is that of one rank's tokens; ``engine``: by whose bookkeeping bytes are kept
+        (nothing else of it counts)."""
+        graph = self.graph
+        blocks = self.blocks(microbatch, levels, context, engine)
+        return GraphWork(
+            graph, self.degree, microbatch, self.placements, blocks,
+            crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in self.placements),
+            received_bytes=tuple(
+                _received_bytes(graph, option, blocks_of, microbatch) if engine.keeps == "operations" else {}
+                for option, blocks_of in zip(self.placements, blocks, strict=True)
+            ),
+            context=self.context.measure(microbatch),
+            context_bytes=context_bytes(graph, microbatch),
+            batch_bytes=SCALAR_BYTES + sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
+            warnings=replicated_operations(graph) if self.degree > 1 else (),
+        )
+
+
 def measure_graph(
     graph: ModelGraph, degree: int, microbatch: int, options: tuple[Placements, ...],
     levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1, engine: Engine = DEFAULT_ENGINE,
 ) -> GraphWork:
-    """Count every option (a placement for each body, by its name), under the recomputation levels that are asked for.
-    ``context``: degree of the axis that the sequence is divided over; the graph is that of one rank's tokens; ``engine``:
-    by whose bookkeeping bytes are kept (nothing else of it counts)."""
-    return GraphWork(
-        graph, degree, microbatch, options,
-        blocks=_measured(graph, options, partial(
-            measure_block, microbatch=microbatch, levels=levels, context=context, engine=engine
-        )),
-        crossing_bytes=tuple(_crossing_bytes(graph, option, microbatch) for option in options),
-        received_bytes=tuple(_received_bytes(graph, option, microbatch, levels, engine) for option in options),
-        context=measure_whole(graph.context, microbatch),
-        context_bytes=context_bytes(graph, microbatch),
-        batch_bytes=SCALAR_BYTES + sum(item.type.size_bytes(microbatch) for item in graph.batch_inputs),
-        warnings=replicated_operations(graph) if degree > 1 else (),
-    )
+    """Count every option at one micro-batch (:meth:`PlacedGraph.measure`)."""
+    return PlacedGraph(graph, degree, options).measure(microbatch, levels, context, engine)
 
 
 def price_graph(
@@ -123,21 +165,9 @@ def replicated_operations(graph: ModelGraph) -> tuple[str, ...]:
     )
 
 
-def block_costs(graph: ModelGraph, options: Sequence[Placements], pricing: Pricing) -> tuple[BlockCosts, ...]:
+def block_costs(placed: PlacedGraph, pricing: Pricing) -> tuple[BlockCosts, ...]:
     """Every body under every recomputation level, for every option."""
-    measured = _measured(graph, options, partial(measure_block, microbatch=pricing.microbatch))
-    return tuple(_priced(blocks, pricing) for blocks in measured)
-
-
-def _measured(
-    graph: ModelGraph, options: Sequence[Placements], measure: Callable[[Body, BodyPlacement], BlockWork]
-) -> tuple[dict[str, BlockWork], ...]:
-    """Every body for every option: options differ in some of the bodies, so what is placed alike is measured once."""
-    known: dict[BodyPlacement, BlockWork] = {}
-    for body in graph.bodies:
-        for placement in dict.fromkeys(option[body.name] for option in options):
-            known[placement] = measure(body, placement)
-    return tuple({body.name: known[option[body.name]] for body in graph.bodies} for option in options)
+    return tuple(_priced(blocks, pricing) for blocks in placed.blocks(pricing.microbatch))
 
 
 def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing, group: int = 1) -> BlockCosts:
@@ -249,18 +279,18 @@ def _crossing_bytes(graph: ModelGraph, option: Mapping[str, BodyPlacement], micr
 
 
 def _received_bytes(
-    graph: ModelGraph, option: Mapping[str, BodyPlacement], microbatch: int, levels: Sequence[Recompute], engine: Engine
+    graph: ModelGraph, option: Placements, blocks: Mapping[str, BlockWork], microbatch: int
 ) -> dict[int, int]:
-    """Of what crosses a cut, what the block after it keeps at every level. Engines that receive into what blocks keep have no
-    buffers beside it."""
-    if engine.keeps != "operations":
-        return {}
+    """Of what crosses a cut, what the block after it keeps at every level. (Engines that receive into what blocks keep have no
+    buffers beside it.)"""
     kept: dict[str, dict[str, int]] = {}
     for body in graph.bodies:
-        local = localise(body, option[body.name], microbatch)
-        names = {value.name for value in body.inputs if value.differentiable}
-        always = names.intersection(*(kept_roots(local, level) for level in levels))
-        kept[body.name] = {name: local.storage_bytes(name) for name in always}
+        placement, levels = option[body.name], blocks[body.name].levels.values()
+        kept[body.name] = {
+            value.name: local_type(value.type, placed, placement.degree).size_bytes(microbatch)
+            for value, placed in zip(body.inputs, placement.inputs, strict=True)
+            if all(value.name in level.inputs for level in levels)
+        }
     found = {}
     for cut in range(1, len(graph.blocks)):
         block = graph.blocks[cut]

@@ -7,22 +7,23 @@ bytes that autograd keeps. :mod:`planner.costing.blocks` and :mod:`planner.costi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from hardware_profiles import Engine
-from planner.costing.activations import repeated_steps, saved_bytes
+from planner.costing.activations import KeptStorages, kept_storages, repeated_steps, saved_bytes
 from planner.costing.exchanges import Exchange, exchanges, over_context
+from planner.costing.expressions import Text
 from planner.costing.kept import Keeping, loss_operands
 from planner.costing.liveness import backward_peak_bytes, forward_peak_bytes
-from planner.costing.local import LocalBody, localise
-from planner.costing.operations import Operation, measure_operation
+from planner.costing.local import LocalBody, Wiring, wire
+from planner.costing.operations import LocalCall, Operation, local_call
 from planner.costing.passes import BlockPasses, Emitted
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.graph import Body
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
 from planner.ir.types import DTYPE_BYTES, TensorType
-from planner.ops.work import backward_work, work
-from planner.placement.ledger import CollectiveCount, collectives
+from planner.placement.ledger import CollectiveCount, Traffic
 
 DEFAULT_ENGINE = Engine()
 
@@ -30,10 +31,12 @@ DEFAULT_ENGINE = Engine()
 @dataclass(frozen=True)
 class LevelWork:
     """What a recomputation level changes. ``repeated``: nodes that run again; ``backward``: collectives of the backward
-    pass, the repeated ones included; bytes as in :class:`~planner.ir.costed.BlockCost`."""
+    pass, the repeated ones included; ``inputs``: those with a gradient that autograd keeps; bytes as in
+    :class:`~planner.ir.costed.BlockCost`."""
 
     repeated: frozenset[str]
     backward: tuple[CollectiveCount, ...]
+    inputs: frozenset[str]
     saved_bytes: int
     forward_peak_bytes: int
     backward_peak_bytes: int
@@ -58,50 +61,116 @@ class BlockWork:
     flops: float
 
 
+@dataclass(frozen=True, eq=False)
+class WholeBody:
+    """A body as a rank runs it that computes all of it."""
+
+    body: Body
+    _flops: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def calls(self) -> tuple[LocalCall, ...]:
+        return tuple(
+            local_call(
+                self.body, node, OpStrategy("replicate", (REPLICATE,) * len(node.operands), (REPLICATE,) * len(node.types)), 1
+            )
+            for node in self.body.nodes
+        )
+
+    def measure(self, microbatch: int) -> tuple[Operation, ...]:
+        """Count its operations."""
+        return tuple(call.measure(microbatch) for call in self.calls)
+
+    def flops(self, microbatch: int, context: int = 1) -> float:
+        """FLOPs of forward and backward of the whole block for ``microbatch`` samples: products and attention, without the
+        causal half and without recomputation (Chowdhery et al. 2022, appendix B). Of ``context`` ranks, each has its tokens,
+        and attends to those of all."""
+        key = microbatch, context
+        if key not in self._flops:
+            total = 0.0
+            for item in self.measure(microbatch):
+                scale = context**2 if item.forward.attention is not None else context
+                total += scale * sum(part.flops for part in (item.forward, item.to_input, item.to_weight))
+            self._flops[key] = total
+        return self._flops[key]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedBody:
+    """One body under one placement: what does not depend on the micro-batch is found once."""
+
+    whole: WholeBody
+    placement: BodyPlacement
+
+    @property
+    def body(self) -> Body:
+        return self.whole.body
+
+    @cached_property
+    def calls(self) -> tuple[LocalCall, ...]:
+        """What rank 0 (which holds the most) calls."""
+        strategies = {node.node: node.strategy for node in self.placement.nodes}
+        degree = self.placement.degree
+        return tuple(local_call(self.body, node, strategies[node.name], degree) for node in self.body.nodes)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        return Traffic(self.body, self.placement, self.placement.degree)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        return wire(self.body, self.placement)
+
+    @cached_property
+    def text(self) -> Text:
+        return Text.of(self.wiring)
+
+    def measure(
+        self, microbatch: int, levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1,
+        engine: Engine = DEFAULT_ENGINE,
+    ) -> BlockWork:
+        """Count one block for one micro-batch. ``context``: ranks that hold a part of the sequence each, of which the graph is
+        one's; ``engine``: by whose bookkeeping bytes are kept (nothing else of it counts)."""
+        local = self.wiring.local(microbatch)
+        forward, backward = self.traffic.counts(microbatch)
+        exchanged, trained = exchanges(self.body, self.placement, microbatch), trained_types(self.body, self.placement)
+        return BlockWork(
+            operations=tuple(over_context(call.measure(microbatch), exchanged, context) for call in self.calls),
+            forward=forward, backward=backward,
+            exchanges=exchanged,
+            levels=self._levels(local, levels, engine),
+            parameter_elements=sum(type_.elements() for type_ in trained),
+            master_bytes=sum(type_.elements() * max(4, DTYPE_BYTES[type_.dtype]) for type_ in trained),
+            buffer_bytes=sum(value.type.size_bytes(microbatch) for value in self.body.buffers),
+            flops=self.whole.flops(microbatch, context),
+        )
+
+    def _levels(
+        self, local: LocalBody, levels: tuple[Recompute, ...], engine: Engine
+    ) -> Mapping[Recompute, LevelWork]:
+        emitted = Emitted(local, self.text)
+        found: dict[Recompute, LevelWork] = {}
+        for level in levels:
+            if level == "selective" and engine.selective == "alternate":
+                repeated, moved = Keeping(local, engine).repeated()
+            else:
+                repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
+                moved = repeated
+            _, again = self.traffic.counts(local.batch, moved)
+            passes = BlockPasses(emitted, level)
+            kept = kept_storages(local, level)
+            apart = _split(passes) if level == "none" else (0, 0)  # Split passes exclude recomputation.
+            inputs = kept.roots.intersection(value.name for value in self.body.inputs if value.differentiable)
+            found[level] = LevelWork(repeated, again, inputs, *_level_bytes(kept, passes, level, engine), *apart)
+        return found
+
+
 def measure_block(
     body: Body, placement: BodyPlacement, microbatch: int, levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS,
     context: int = 1, engine: Engine = DEFAULT_ENGINE,
 ) -> BlockWork:
-    """Count one block under one placement for ``microbatch`` samples, under each recomputation level. ``context``: degree of
-    the axis that the sequence is divided over; the body is that of one rank's tokens; ``engine``: by whose
-    bookkeeping bytes are kept (nothing else of it counts)."""
-    degree = placement.degree
-    strategies = {node.node: node.strategy for node in placement.nodes}
-    forward, backward = collectives(body, placement, degree, microbatch)
-    trained = _trained(body, placement)
-    exchanged = exchanges(body, placement, microbatch)
-    return BlockWork(
-        operations=tuple(
-            over_context(measure_operation(body, node, strategies[node.name], degree, microbatch), exchanged, context)
-            for node in body.nodes
-        ),
-        forward=forward, backward=backward,
-        exchanges=exchanged,
-        levels=_levels(body, placement, microbatch, levels, engine),
-        parameter_elements=sum(type_.elements() for type_ in trained),
-        master_bytes=sum(type_.elements() * max(4, DTYPE_BYTES[type_.dtype]) for type_ in trained),
-        buffer_bytes=sum(value.type.size_bytes(microbatch) for value in body.buffers),
-        flops=model_flops(body, microbatch, context),
-    )
-
-
-def _levels(
-    body: Body, placement: BodyPlacement, microbatch: int, levels: tuple[Recompute, ...], engine: Engine
-) -> Mapping[Recompute, LevelWork]:
-    local = localise(body, placement, microbatch)
-    emitted = Emitted(local)
-    found: dict[Recompute, LevelWork] = {}
-    for level in levels:
-        if level == "selective" and engine.selective == "alternate":
-            repeated, moved = Keeping(local, engine).repeated()
-        else:
-            repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
-            moved = repeated
-        _, again = collectives(body, placement, placement.degree, microbatch, repeated=moved)
-        passes = BlockPasses(emitted, level)
-        apart = _split(passes) if level == "none" else (0, 0)  # Split passes exclude recomputation.
-        found[level] = LevelWork(repeated, again, *_level_bytes(local, passes, level, engine), *apart)
-    return found
+    """Count one block under one placement for one micro-batch (:meth:`PlacedBody.measure`)."""
+    return PlacedBody(WholeBody(body), placement).measure(microbatch, levels, context, engine)
 
 
 def _peaks(passes: BlockPasses, saved: int) -> tuple[int, int]:
@@ -120,10 +189,11 @@ def _split(passes: BlockPasses) -> tuple[int, int]:
     return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(passes.backward("weight").peak))
 
 
-def _level_bytes(local: LocalBody, passes: BlockPasses, level: Recompute, engine: Engine) -> tuple[int, int, int]:
+def _level_bytes(kept: KeptStorages, passes: BlockPasses, level: Recompute, engine: Engine) -> tuple[int, int, int]:
     """(saved, forward peak, backward peak) by the engine's bookkeeping."""
+    local = kept.local
     if engine.keeps == "operations" and (level != "selective" or engine.selective != "alternate"):
-        saved = saved_bytes(local, level)
+        saved = kept.saved_bytes
         forward, backward = _peaks(passes, saved)
     elif engine.keeps == "operations":
         saved = Keeping(local, engine).saved_bytes(level)
@@ -141,42 +211,14 @@ def _level_bytes(local: LocalBody, passes: BlockPasses, level: Recompute, engine
     return saved - moved, forward + moved, backward + moved
 
 
-def measure_whole(body: Body, microbatch: int) -> tuple[Operation, ...]:
-    """A body that every rank computes whole (the context)."""
+def trained_types(body: Body, placement: BodyPlacement) -> tuple[TensorType, ...]:
+    """Of the trained parameters, on rank 0 of the tensor axis."""
     return tuple(
-        measure_operation(
-            body, node, OpStrategy("replicate", (REPLICATE,) * len(node.operands), (REPLICATE,) * len(node.types)), 1,
-            microbatch,
-        )
-        for node in body.nodes
+        local_type(value.type, placed, placement.degree)
+        for value, placed in zip(body.parameters, placement.parameters, strict=True) if value.differentiable
     )
 
 
 def parameter_elements(body: Body, placement: BodyPlacement) -> int:
     """Trained elements that rank 0 of the tensor axis holds."""
-    return sum(type_.elements() for type_ in _trained(body, placement))
-
-
-def _trained(body: Body, placement: BodyPlacement) -> list[TensorType]:
-    return [
-        local_type(value.type, placed, placement.degree)
-        for value, placed in zip(body.parameters, placement.parameters, strict=True) if value.differentiable
-    ]
-
-
-def model_flops(body: Body, batch: int, context: int = 1) -> float:
-    """FLOPs of forward and backward of the whole block for ``batch`` samples: products and attention, without the
-    causal half and without recomputation (Chowdhery et al. 2022, appendix B). Of ``context`` ranks, each has its tokens,
-    and attends to those of all."""
-    parameters = {value.name for value in body.parameters}
-    total = 0.0
-    for node in body.nodes:
-        if node.base == "getitem":
-            continue
-        operands = [body.types[name] for name in node.operands]
-        needs = body.made(node)
-        own = [name in parameters for name in node.operands]
-        done = (work(node, operands, node.types, batch), *backward_work(node, operands, node.types, batch, needs, own))
-        scale = context**2 if done[0].attention is not None else context
-        total += scale * sum(part.flops for part in done)
-    return total
+    return sum(type_.elements() for type_ in trained_types(body, placement))

@@ -24,21 +24,45 @@ class Operation:
     to_weight: Work
 
 
-def measure_operation(body: Body, node: Node, strategy: OpStrategy, degree: int, microbatch: int) -> Operation:
-    """Count one node under ``strategy``, on rank 0 of ``degree`` (which holds the most)."""
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """One node on rank 0 (which holds the most), whatever the micro-batch: ``operands`` and ``outputs`` by their local types;
+    ``needs``: operands that a gradient flows to; ``owned``: which of them are parameters."""
+
+    node: Node
+    operands: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    needs: tuple[bool, ...]
+    owned: tuple[bool, ...]
+
+    def measure(self, microbatch: int) -> Operation:
+        """Count it."""
+        node = self.node
+        if node.base == "getitem":
+            return Operation(node.name, node.base, node.type.dtype, False, FREE, FREE, FREE)
+        forward = work(node, self.operands, self.outputs, microbatch)
+        to_input, to_weight = backward_work(
+            node, self.operands, self.outputs, microbatch, self.needs, self.owned, forward=forward
+        )
+        return Operation(node.name, node.base, _dtype(self.outputs), any(self.owned), forward, to_input, to_weight)
+
+
+def local_call(body: Body, node: Node, strategy: OpStrategy, degree: int) -> LocalCall:
+    """One node under ``strategy`` over ``degree`` ranks."""
     parameters = {value.name for value in body.parameters}
     owned = tuple(name in parameters for name in node.operands)
     if node.base == "getitem":
-        return Operation(node.name, node.base, node.type.dtype, False, FREE, FREE, FREE)
+        return LocalCall(node, (), (), (), owned)
     operands = tuple(
         local_type(body.types[name], placed, degree) for name, placed in zip(node.operands, strategy.operands, strict=True)
     )
     outputs = tuple(local_type(type_, placed, degree) for type_, placed in zip(node.types, strategy.outputs, strict=True))
-    needs = body.made(node)
-    to_input, to_weight = backward_work(node, operands, outputs, microbatch, needs, owned)
-    return Operation(
-        node.name, node.base, _dtype(outputs), any(owned), work(node, operands, outputs, microbatch), to_input, to_weight
-    )
+    return LocalCall(node, operands, outputs, body.made(node), owned)
+
+
+def measure_operation(body: Body, node: Node, strategy: OpStrategy, degree: int, microbatch: int) -> Operation:
+    """Count one node under ``strategy``."""
+    return local_call(body, node, strategy, degree).measure(microbatch)
 
 
 def _dtype(outputs: tuple[TensorType, ...]) -> str:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner.costing.activations import repeated_steps
 from planner.costing.backward import Backward
-from planner.costing.expressions import Regions, in_emitted_order, named_values
+from planner.costing.expressions import Text
 from planner.costing.local import LocalBody
 from planner.costing.paths import Paths
 from planner.costing.primitives import record
@@ -40,30 +40,23 @@ from planner.ir.costed import Recompute
 Kind = Literal["full", "input", "tail", "weight"]
 
 
-@dataclass
 class Emitted:
-    """A body as its emitted functions run it; ``local``: its steps in that order, whichever they were given in; ``regions``:
-    see :data:`~planner.costing.expressions.Regions`."""
+    """A body for one batch as its emitted functions run it; ``local``: its steps in that order, whichever they were given in;
+    ``text``: that order, where it is known."""
 
-    local: LocalBody
-    regions: Regions = ()
+    def __init__(self, local: LocalBody, text: Text | None = None) -> None:
+        self.text = Text.of(local) if text is None else text
+        self._given, self.local = local, self.text.ordered(local)
 
-    def __post_init__(self) -> None:
-        self.local = in_emitted_order(self.local, self.regions)
-
-    def parted(self, regions: Regions) -> Emitted:
-        """With these regions; itself where they change nothing but where its steps run."""
-        return self if named_values(self.local, regions) == self.named else Emitted(self.local, regions)
+    @cached_property
+    def parted(self) -> Emitted:
+        """With the regions that selective recomputation repeats in functions of their own."""
+        return self if self.text.parted is self.text else Emitted(self._given, self.text.parted)
 
     @cached_property
     def primitives(self) -> tuple[Primitive, ...]:
         """In execution order."""
         return tuple(record(self.local).primitives)
-
-    @cached_property
-    def named(self) -> frozenset[str]:
-        """Values that a variable holds."""
-        return named_values(self.local, self.regions)
 
 
 @dataclass
@@ -76,7 +69,7 @@ class BlockPasses:
 
     def __post_init__(self) -> None:
         if self.recompute == "selective":
-            self.emitted = self.emitted.parted(self.local.body.regions)
+            self.emitted = self.emitted.parted
 
     @property
     def local(self) -> LocalBody:
@@ -127,7 +120,7 @@ class BlockPasses:
             value: ends[p.step] if value in self.local.steps[p.step].operands else at
             for at, p in enumerate(self.primitives) for value, _ in p.reads
         }
-        held = self.emitted.named
+        held = self.emitted.text.named
         dying: dict[int, list[str]] = {}
         for at, primitive in enumerate(self.primitives):
             for value, _ in primitive.makes:

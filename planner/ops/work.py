@@ -95,14 +95,13 @@ def _function(node: Node) -> str:
 
 def backward_work(
     node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorType], batch: int, needs: Sequence[bool],
-    parameters: Sequence[bool],
+    parameters: Sequence[bool], *, forward: Work,
 ) -> tuple[Work, Work]:
-    """(input gradient, weight gradient) of one call. ``needs``: operands that a gradient flows to; ``parameters``:
-    which of them are parameters. A product's gradient for one factor is one product with the same m, n and k
-    permuted; attention is 2.5 forwards (the scores are made again: Dao 2023, section 3.1), counted as 2 in model
-    FLOPs; a memory-bound operation reads the output's gradient and what forward read, and writes the operand's
+    """(input gradient, weight gradient) of one call, whose ``forward`` was counted. ``needs``: operands that a gradient
+    flows to; ``parameters``: which of them are parameters. A product's gradient for one factor is one product with the
+    same m, n and k permuted; attention is 2.5 forwards (the scores are made again: Dao 2023, section 3.1), counted as 2
+    in model FLOPs; a memory-bound operation reads the output's gradient and what forward read, and writes the operand's
     gradient."""
-    forward = work(node, operands, outputs, batch)
     to_input = any(need and not own for need, own in zip(needs, parameters, strict=True))
     to_weight = any(need and own for need, own in zip(needs, parameters, strict=True))
     if forward.kind == "free" or not (to_input or to_weight):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.ir.graph import Body, Node
-from planner.ir.placement import BodyPlacement, CollectiveKind, Transfer, transfers
-from planner.ir.types import BatchMultiple
+from planner.ir.placement import BodyPlacement, CollectiveKind, Placement, Transfer, transfers
+from planner.ir.types import BatchMultiple, TensorType
 from planner.placement.edges import Edge, edges
 from planner.placement.space import legal_conversion
 
@@ -22,50 +23,86 @@ class CollectiveCount:
     count: int
 
 
-def collectives(
-    body: Body, placement: BodyPlacement, degree: int, batch: int, *, repeated: Collection[str] = ()
-) -> tuple[tuple[CollectiveCount, ...], tuple[CollectiveCount, ...]]:
-    """Forward and backward collectives of one block for one micro-batch of ``batch`` samples, sorted.
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """The collectives of a placed body, whatever the batch. What a ``shared`` parameter sums once a step is not the block's."""
 
-    ``repeated`` names the nodes that recomputation runs again in the backward pass: the body's nodes up to some point,
-    or a region. Collectives inside them, and of the conversions that they are the first to read, are repeated there; a
-    conversion at the edge of a region is kept, unless it is named itself (``value -> placement``). What a ``shared``
-    parameter sums once a step is not the block's.
-    """
-    if degree == 1:
-        return (), ()
-    steps = tuple(_conversions(body, placement, degree, batch))
-    inner = tuple(_internal(body, placement, batch))
-    everything = bool(body.nodes) and body.nodes[0].name in repeated
-    again = [
-        *(
-            passes for edge, passes in steps
-            if f"{edge.name} -> {edge.target}" in repeated
-            or (edge.reader in repeated and (everything or edge.name in repeated))
-        ),
-        *(passes for node, passes in inner if node in repeated),
-    ]
-    performed = [passes for _, passes in (*steps, *inner)]
-    forward = [transfer for passes in performed for transfer in passes[0]]
-    backward = [transfer for passes in performed for transfer in passes[1]]
-    return _count(forward), _count((*backward, *(transfer for passes in again for transfer in passes[0])))
+    body: Body
+    placement: BodyPlacement
+    degree: int
+
+    @cached_property
+    def _conversions(self) -> tuple[tuple[Edge, _Step, _Step], ...]:
+        """Conversions that are not the identity, with their steps forward and backward."""
+        reached, found = _gradient_reads(self.body, self.placement), []
+        for edge in edges(self.body, self.placement):
+            step = legal_conversion(edge.value, edge.source, edge.target, self.degree)
+            if step is None or edge.source == edge.target:
+                continue
+            sharded = edge.source if edge.source.state == "shard" else edge.target
+            backward = step.backward if (edge.name, edge.target) in reached else "identity"
+            found.append((edge, _Step(step.forward, edge.value.type, sharded), _Step(backward, edge.value.type, sharded)))
+        return tuple(found)
+
+    @cached_property
+    def _internal(self) -> tuple[tuple[str, bool, _Passes], ...]:
+        """Collectives inside operations, and whether they grow with the batch: rules know none, they count one sample."""
+        found = []
+        for node, placed in zip(self.body.nodes, self.placement.nodes, strict=True):
+            backward = placed.strategy.backward if node.name in self.body.asked else ()
+            if placed.strategy.forward or backward:
+                found.append((node.name, _grows(self.body, node), (placed.strategy.forward, backward)))
+        return tuple(found)
+
+    def counts(
+        self, batch: int, repeated: Collection[str] = ()
+    ) -> tuple[tuple[CollectiveCount, ...], tuple[CollectiveCount, ...]]:
+        """Forward and backward collectives of one block for one micro-batch of ``batch`` samples, sorted.
+
+        ``repeated`` names the nodes that recomputation runs again in the backward pass: the body's nodes up to some point,
+        or a region. Collectives inside them, and of the conversions that they are the first to read, are repeated there; a
+        conversion at the edge of a region is kept, unless it is named itself (``value -> placement``).
+        """
+        if self.degree == 1:
+            return (), ()
+        everything = bool(self.body.nodes) and self.body.nodes[0].name in repeated
+        forward, backward, again = list[Transfer](), list[Transfer](), list[Transfer]()
+        for edge, there, back in self._conversions:
+            sent = there.transfers(self.degree, batch)
+            forward += sent
+            backward += back.transfers(self.degree, batch)
+            if f"{edge.name} -> {edge.target}" in repeated or (
+                edge.reader in repeated and (everything or edge.name in repeated)
+            ):
+                again += sent
+        for node, grows, passes in self._internal:
+            sent, received = (_scaled(passed, batch if grows else 1) for passed in passes)
+            forward += sent
+            backward += received
+            again += sent if node in repeated else ()
+        return _count(forward), _count((*backward, *again))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One pass of a conversion of a value whose whole type is ``whole``."""
+
+    kind: str
+    whole: TensorType
+    sharded: Placement
+
+    def transfers(self, degree: int, batch: int) -> tuple[Transfer, ...]:
+        return transfers(self.kind, self.whole, self.sharded, degree, batch)
 
 
 _Passes = tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
 
 
-def _conversions(body: Body, placement: BodyPlacement, degree: int, batch: int) -> Iterator[tuple[Edge, _Passes]]:
-    reached = _gradient_reads(body, placement)
-    for edge in edges(body, placement):
-        step = legal_conversion(edge.value, edge.source, edge.target, degree)
-        if step is None or edge.source == edge.target:
-            continue
-        sharded = edge.source if edge.source.state == "shard" else edge.target
-        backward = step.backward if (edge.name, edge.target) in reached else "identity"
-        yield edge, (
-            transfers(step.forward, edge.value.type, sharded, degree, batch),
-            transfers(backward, edge.value.type, sharded, degree, batch),
-        )
+def collectives(
+    body: Body, placement: BodyPlacement, degree: int, batch: int, *, repeated: Collection[str] = ()
+) -> tuple[tuple[CollectiveCount, ...], tuple[CollectiveCount, ...]]:
+    """Forward and backward collectives of one block (:meth:`Traffic.counts`)."""
+    return Traffic(body, placement, degree).counts(batch, repeated)
 
 
 def _gradient_reads(body: Body, placement: BodyPlacement) -> set[tuple[str, object]]:
@@ -76,16 +113,6 @@ def _gradient_reads(body: Body, placement: BodyPlacement) -> set[tuple[str, obje
         if node.differentiable and node.name in body.asked:
             found |= set(zip(node.operands, placed.strategy.operands, strict=True))
     return {(name, target) for name, target in found if name in body.differentiable}
-
-
-def _internal(body: Body, placement: BodyPlacement, batch: int) -> Iterator[tuple[str, _Passes]]:
-    """Collectives inside operations. Rules know no batch: they count one sample of what grows with it."""
-    for node, placed in zip(body.nodes, placement.nodes, strict=True):
-        scale = batch if _grows(body, node) else 1
-        strategy = placed.strategy
-        backward = strategy.backward if node.name in body.asked else ()
-        if strategy.forward or backward:
-            yield node.name, (_scaled(strategy.forward, scale), _scaled(backward, scale))
 
 
 def _grows(body: Body, node: Node) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from cost_models.collectives import span_of
 from cost_models.live import both_at_once
 from hardware_profiles import Cluster
-from planner.costing import Pricing, measure_graph, price_graph
+from planner.costing import PlacedGraph, Pricing, price_graph
 from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
@@ -44,7 +44,7 @@ Unit = tuple[int, int]
 
 def _again(state: Mapping[str, Any]) -> Prices:
     prices = object.__new__(Prices)
-    vars(prices).update(state, _rules=remembered(strategy_table))
+    vars(prices).update(state, _rules=remembered(strategy_table), _graphs={})
     return prices
 
 
@@ -80,6 +80,7 @@ class Prices:
         self._rules = remembered(strategy_table)
         self._placed: dict[Unit, tuple[Placements, ...]] = {}
         self._options: dict[int, tuple[Placements, ...]] = {}
+        self._graphs: dict[int, PlacedGraph] = {}
         self._first: dict[tuple[int, int], CostedGraph] = {}
         self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
@@ -88,8 +89,8 @@ class Prices:
         self._costed: dict[Group, CostedGraph | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of another process, with what is known. (The rules' own memory is not sent.)"""
-        state = {name: value for name, value in vars(self).items() if name != "_rules"}
+        """Of another process, with what is known. (The rules' own memory, and what is found of graphs, is not sent.)"""
+        state = {name: value for name, value in vars(self).items() if name not in ("_rules", "_graphs")}
         return _again, (state,)
 
     def __call__(self, candidate: Candidate) -> CostedGraph | None:
@@ -105,7 +106,7 @@ class Prices:
         key = (candidate.mesh.tensor, candidate.micro)
         first = self._home(candidate.mesh.tensor)._first
         if key not in first:
-            counted = measure_graph(self.graph, candidate.mesh.tensor, candidate.micro, options)
+            counted = self._placed_graph(candidate.mesh.tensor).measure(candidate.micro)
             # States are those of the candidate's own data axis.
             first[key] = price_graph(
                 counted, self.cluster, mesh=candidate.mesh, precision=self.request.precision, zero_group=candidate.zero_group,
@@ -142,6 +143,13 @@ class Prices:
                 found += [placements for placements in self.placed((tensor, micro)) if placements not in found]
             self._options[tensor] = tuple(found)
         return self._options[tensor]
+
+    def _placed_graph(self, tensor: int) -> PlacedGraph:
+        """The graph under those, where it is measured at every micro-batch."""
+        home = self._home(tensor)
+        if tensor not in home._graphs:
+            home._graphs[tensor] = PlacedGraph(self.graph, tensor, home.options(tensor))
+        return home._graphs[tensor]
 
     @property
     def unplaced(self) -> list[Unit]:
@@ -205,7 +213,7 @@ class Prices:
             return home._least_samples(tensor, levels)
         if tensor not in self._huge:
             self._huge[tensor] = block_costs(
-                self.graph, self.options(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)
+                self._placed_graph(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)
             )
         if (tensor, levels) not in self._samples:
             self._samples[tensor, levels] = {

@@ -44,7 +44,8 @@ def counted(product: Call) -> tuple[float, float]:
     types = [type_of(operand) for operand in product.operands]
     needs = [operand.requires_grad for operand in product.operands]
     forward = work(product.node, types, product.node.types, 1)
-    backward = backward_work(product.node, types, product.node.types, 1, needs, [at > 0 for at in range(len(needs))])
+    own = [at > 0 for at in range(len(needs))]
+    backward = backward_work(product.node, types, product.node.types, 1, needs, own, forward=forward)
     return forward.flops, sum(part.flops for part in backward)
 
 
