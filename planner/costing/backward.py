@@ -120,9 +120,10 @@ class Backward:
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""
-        first = self.trained - self.present - self.waits - self.joins
         name = self.block.paths.handed_on.get(value, value)
-        return GRADIENTS if name in first and self.missing[name] <= 1 and name not in self.parts else ACTIVATIONS
+        if name not in self.trained or name in self.present or name in self.parts or self.missing[name] > 1:
+            return ACTIVATIONS
+        return ACTIVATIONS if name in self.waits or name in self.joins else GRADIENTS
 
     def _let_go(self, at: int) -> None:
         for storage in self.kept.pop(at, ()):

@@ -184,9 +184,9 @@ def _peaks(passes: BlockPasses, saved: int) -> tuple[int, int]:
 def _split(passes: BlockPasses) -> tuple[int, int]:
     """Of a backward pass in two parts: what the weight part will read beyond what the input part still keeps for it, and the
     most that lives in either part beyond both."""
-    inward = passes.backward("input")
+    weight, inward = passes.backward("weight"), passes.backward("input")  # The former runs the latter.
     waiting = max(0, inward.after[0])
-    return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(passes.backward("weight").peak))
+    return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(weight.peak))
 
 
 def _level_bytes(kept: KeptStorages, passes: BlockPasses, level: Recompute, engine: Engine) -> tuple[int, int, int]:

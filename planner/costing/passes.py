@@ -71,7 +71,7 @@ class BlockPasses:
         if self.recompute == "selective":
             self.emitted = self.emitted.parted
 
-    @property
+    @cached_property
     def local(self) -> LocalBody:
         return self.emitted.local
 
@@ -94,7 +94,7 @@ class BlockPasses:
             runs.append(run)
         return tuple(order), tuple(runs)
 
-    @property
+    @cached_property
     def primitives(self) -> tuple[Primitive, ...]:
         return self._arranged[0]
 
@@ -190,12 +190,11 @@ class BlockPasses:
     @cached_property
     def _returned(self) -> tuple[Pass, frozenset[str]]:
         """The forward pass, and the outputs that are kept when it is over."""
-        heap, kept = Heap(), Kept()
-        outputs = self._forward(heap, kept)
+        heap, _, outputs = self._ran()
         edge = heap.at_peak(outputs.values())
         self._leave(heap, outputs, ())
         lasting = frozenset(value for value, storage in outputs.items() if storage.references)
-        return replace(heap.result(), edge=edge), lasting
+        return replace(heap.since(), edge=edge), lasting
 
     @cached_property
     def output_bytes(self) -> tuple[int, ...]:
@@ -237,8 +236,8 @@ class BlockPasses:
         self, kind: Kind, present: frozenset[str], owned: frozenset[str], arrivals: tuple[Arrival | None, ...],
         reached: frozenset[str], returned: frozenset[str], carried: int, waits: frozenset[str], joins: frozenset[str],
     ) -> Pass:
-        heap, kept = Heap(), Kept()
-        self._leave(heap, self._forward(heap, kept), owned)
+        heap, kept, outputs = self._ran()
+        self._leave(heap, outputs, owned)
         given = {name: Storage(self._size(name), OUTSIDE) for name in self.kept_inputs}
         for name in self.kept_inputs & owned:
             heap.now[ACTIVATIONS] += given[name].size
@@ -248,26 +247,30 @@ class BlockPasses:
         storages = self._arrive(run, arrivals)
         begin = heap.restart()
         run.all()
-        waiting = {gradient.storage for gradients in run.waiting.values() for gradient in gradients}
-        leaving = self._leaving(run, storages, waiting)
+        waits_for = {gradient.storage for gradients in run.waiting.values() for gradient in gradients}
+        inward = replace(
+            heap.since(begin), leaving=self._leaving(run, storages, waits_for),
+            waiting=frozenset(number for number, item in storages.items() if item in waits_for),
+        )
+        if kind in ("full", "input"):
+            return inward
+        self._known["input", present, owned, arrivals, reached, returned, carried, waits, joins] = inward
         added, left = list[Storage](), 0
-        if kind in ("tail", "weight"):
-            nodes, _ = self.paths.reached(reached)
-            if kind == "weight":
-                run.tail(nodes)
-                for name in run.gradients.keys() & self._inputs - returned:
-                    heap.drop(run.gradients.pop(name).storage)
-            before = [heap.make(carried)] if carried else []
-            begin = heap.restart()
-            if kind == "tail":
-                run.tail(nodes)
-            else:
-                added = run.weights(before)
-                left = self._left(run, reached)
-        return Pass(
-            (heap.peak[0] - begin[0], heap.peak[1] - begin[1]), (heap.now[0] - begin[0], heap.now[1] - begin[1]),
-            leaving=leaving, waiting=frozenset(number for number, item in storages.items() if item in waiting),
-            added=sum(storage.size for storage in added), left=left,
+        nodes, _ = self.paths.reached(reached)
+        if kind == "weight":
+            run.tail(nodes)
+            for name in run.gradients.keys() & self._inputs - returned:
+                heap.drop(run.gradients.pop(name).storage)
+        before = [heap.make(carried)] if carried else []
+        begin = heap.restart()
+        if kind == "tail":
+            run.tail(nodes)
+        else:
+            added = run.weights(before)
+            left = self._left(run, reached)
+        return replace(
+            heap.since(begin), leaving=inward.leaving, waiting=inward.waiting, added=sum(storage.size for storage in added),
+            left=left,
         )
 
     def _arrive(self, run: Backward, arrivals: Sequence[Arrival | None]) -> dict[int, Storage]:
@@ -320,19 +323,22 @@ class BlockPasses:
 
     def _attach(self, kept: Kept, given: Mapping[str, Storage]) -> None:
         """Let the nodes that keep inputs hold them (the first pass did not count inputs)."""
-        holders = dict.fromkeys(given, 0)
-        holding = [
-            (at, p.keeps if p.differentiable and at not in self.region_of and at not in self.forgotten else ())
-            for at, p in enumerate(self.primitives)
+        for storage in given.values():
+            storage.references = 0
+        for at, name in self._holding:
+            kept.setdefault(at, []).append(given[name])
+            given[name].references += 1
+
+    @cached_property
+    def _holding(self) -> tuple[tuple[int, str], ...]:
+        """Which node holds which of the kept inputs, once for each time."""
+        holding: list[tuple[int, Iterable[str]]] = [
+            (at, p.keeps) for at, p in enumerate(self.primitives)
+            if p.differentiable and at not in self.region_of and at not in self.forgotten
         ]
-        holding += [(self._holder(run), tuple(self._held(run))) for run in self._arranged[1]]
-        for at, values in holding:
-            for name in (self.local.root.get(value, value) for value in values):
-                if name in given:
-                    kept.setdefault(at, []).append(given[name])
-                    holders[name] += 1
-        for name, storage in given.items():
-            storage.references = holders[name]
+        holding += [(self._holder(run), self._held(run)) for run in self._arranged[1]]
+        named = ((at, self.local.root.get(value, value)) for at, values in holding for value in values)
+        return tuple((at, name) for at, name in named if name in self.kept_inputs)
 
     @staticmethod
     def _leave(heap: Heap, outputs: Mapping[str, Storage], owned: Collection[str]) -> None:
@@ -344,9 +350,19 @@ class BlockPasses:
             if storage.references and id(storage) not in mine:
                 heap.move(storage, OUTSIDE)
 
-    def _forward(self, heap: Heap, kept: Kept) -> dict[str, Storage]:
-        """Run it; what is kept is left in ``kept``. Returns the outputs' storages (those of inputs left out)."""
-        environment = Environment()
+    def _ran(self) -> tuple[Heap, Kept, dict[str, Storage]]:
+        """What a forward pass leaves, for another pass to go on with: bytes, what is kept, and the outputs."""
+        heap, kept, outputs = self._forward
+        known = {storage: storage.copy() for storage in {*outputs.values(), *(s for held in kept.values() for s in held)}}
+        return (
+            heap.copy(), {at: [known[storage] for storage in held] for at, held in kept.items()},
+            {value: known[storage] for value, storage in outputs.items()},
+        )
+
+    @cached_property
+    def _forward(self) -> tuple[Heap, Kept, dict[str, Storage]]:
+        """Run it. What is alive, what is kept, and the outputs' storages (those of inputs left out)."""
+        heap, kept, environment = Heap(), Kept(), Environment()
         for at in range(len(self.primitives)):
             run = self.region_of.get(at)
             if run is not None and at == run[0]:
@@ -363,7 +379,7 @@ class BlockPasses:
             storage.references += 1
         self.release(heap, environment, list(environment.variables))
         self.forget(heap, kept, self.forgotten - self.region_of.keys())
-        return outputs
+        return heap, kept, outputs
 
     def _holder(self, run: range) -> int:
         """The node that lets go of what a repeated run was called with: the last of the backward pass that asks for its

@@ -47,7 +47,7 @@ class Paths:
         names = frozenset(name for at in nodes for name in meetings[at])
         return frozenset(value for value, own in derived.items() if own & names)
 
-    @property
+    @cached_property
     def joins(self) -> frozenset[int]:
         """Primitives in which a path from a parameter meets the path of the inputs."""
         return frozenset(self._meetings[1])

@@ -79,6 +79,12 @@ class Storage:
     def __init__(self, size: int, kind: int, order: int = 0) -> None:
         self.size, self.kind, self.order, self.references = size, kind, order, 1
 
+    def copy(self) -> Storage:
+        """With as many references."""
+        other = Storage(self.size, self.kind, self.order)
+        other.references = self.references
+        return other
+
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -132,8 +138,18 @@ class Heap:
         self.now[kind] += storage.size
         storage.kind = kind
 
-    def result(self) -> Pass:
-        return Pass(self.peak, (self.now[0], self.now[1]))
+    def copy(self) -> Heap:
+        """As it is now, to go on another way."""
+        other = Heap()
+        other.now, other.peak, other.most = list(self.now), self.peak, self.most
+        other.made, other.made_at_peak = self.made, self.made_at_peak
+        return other
+
+    def since(self, begin: tuple[int, int] = (0, 0)) -> Pass:
+        """Beyond what was there at the ``begin``."""
+        return Pass(
+            (self.peak[0] - begin[0], self.peak[1] - begin[1]), (self.now[0] - begin[0], self.now[1] - begin[1])
+        )
 
 
 Kept = dict[int, list[Storage]]

@@ -53,7 +53,8 @@ class TensorType:
         return self.dtype in FLOATING
 
     def sizes(self, batch: int) -> tuple[int, ...]:
-        return tuple(resolve(extent, batch) for extent in self.shape)
+        # What is measured asks for nothing as often: no function is called for plain extents.
+        return tuple([extent if type(extent) is int else resolve(extent, batch) for extent in self.shape])
 
     def elements(self, batch: int = 1) -> int:
         return math.prod(self.sizes(batch))

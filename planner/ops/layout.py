@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.ir.graph import Node
 from planner.ir.types import DTYPE_BYTES, TensorType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Extents and strides in elements, of one rank's tensor."""
 
@@ -24,11 +25,11 @@ class Layout:
     strides: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return math.prod(self.sizes)
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         return self.elements * DTYPE_BYTES[self.dtype]
 
@@ -36,7 +37,7 @@ class Layout:
     def is_complex(self) -> bool:
         return self.dtype.startswith("complex")
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """Whether the dims lie in their order, however far apart."""
         strides = [stride for size, stride in zip(self.sizes, self.strides, strict=True) if size > 1 and stride]
@@ -48,7 +49,7 @@ class Layout:
         last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
         return last == self.elements - 1 and all(self.strides)
 
-    @property
+    @cached_property
     def contiguous(self) -> bool:
         expected = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):

@@ -66,6 +66,7 @@ _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
     "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
 })
 _KEEP_INDICES = frozenset({"kthvalue", "max", "median", "min", "mode", "sort", "topk"})
+_PLAIN = _KEEP_NOTHING | _KEEP_OUTPUT | _KEEP_INPUT | _KEEP_BOTH | _KEEP_INDICES | POINTWISE
 
 
 def saved(
@@ -104,8 +105,7 @@ def saved(
 
 def has_formula(base: str) -> bool:
     """Whether it is known what an operation keeps."""
-    plain = _KEEP_NOTHING | _KEEP_OUTPUT | _KEEP_INPUT | _KEEP_BOTH | _KEEP_INDICES | POINTWISE
-    return base in _RULES or base in plain
+    return base in _RULES or base in _PLAIN
 
 
 def _over_split_dim(call: Call, strategy: OpStrategy) -> Saved | None:
