@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hardware_profiles import Engine
 from planner.costing.exchanges import Axis
-from planner.costing.measured import BlockWork, measure_block
+from planner.costing.measured import BlockWork, LevelWork, measure_block
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.ir.costed import BlockCost, Recompute
@@ -28,16 +28,22 @@ def reduction_copies(group: int, engine: Engine) -> int:
 
 def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute: Recompute) -> BlockCost:
     """Seconds and bytes of one block under one placement and recomputation level, on rank 0 (which holds the most)."""
-    return price_block(measure_block(body, placement, pricing.microbatch, (recompute,)), pricing, recompute)
+    return price_block(measure_block(body, placement, pricing.microbatch, (recompute,)), pricing)[recompute]
 
 
-def price_block(block: BlockWork, pricing: Pricing, recompute: Recompute, group: int = 1) -> BlockCost:
-    """Seconds of what was counted; ``group``: ranks that share a copy of the state. Communication is what the ledger counts,
-    priced call by call; copies around collectives are compute."""
+def price_block(block: BlockWork, pricing: Pricing, group: int = 1) -> dict[Recompute, BlockCost]:
+    """Seconds of what was counted, by recomputation level; ``group``: ranks that share a copy of the state. Communication is
+    what the ledger counts, priced call by call; copies around collectives are compute."""
     # The products before the loss stay in the job's precision (Megatron Core's output layer; torchtitan's float8 filter).
     quantised = all(item.base != "cross_entropy_loss" for item in block.operations)
     seconds = {item.node: pricing.operation_seconds(item, quantised=quantised) for item in block.operations}
-    level = block.levels[recompute]
+    return {name: _price_level(block, level, seconds, pricing, group) for name, level in block.levels.items()}
+
+
+def _price_level(
+    block: BlockWork, level: LevelWork, seconds: Mapping[str, tuple[float, float, float]], pricing: Pricing, group: int
+) -> BlockCost:
+    """``seconds``: of the operations, by node: forward, input gradient and weight gradient."""
     weight_s = sum(item[2] for item in seconds.values())
     forward_comm_s, backward_comm_s = _comm_seconds(block.forward, pricing), _comm_seconds(block.backward, pricing)
     again_comm_s = max(0.0, _comm_seconds(level.backward, pricing) - backward_comm_s)

@@ -133,7 +133,7 @@ def price_graph(
     )
     return CostedGraph(
         counted.graph, mesh.tensor, counted.microbatch, counted.placements,
-        blocks=tuple(_priced(option, pricing, min(zero_group, mesh.data)) for option in counted.blocks),
+        blocks=_priced(counted.blocks, pricing, min(zero_group, mesh.data)),
         states=state_costs(
             counted.graph, counted.placements, cluster, mesh, precision, zero_group, accumulation, stages, engine
         ),
@@ -167,13 +167,16 @@ def replicated_operations(graph: ModelGraph) -> tuple[str, ...]:
 
 def block_costs(placed: PlacedGraph, pricing: Pricing) -> tuple[BlockCosts, ...]:
     """Every body under every recomputation level, for every option."""
-    return tuple(_priced(blocks, pricing) for blocks in placed.blocks(pricing.microbatch))
+    return _priced(placed.blocks(pricing.microbatch), pricing)
 
 
-def _priced(blocks: Mapping[str, BlockWork], pricing: Pricing, group: int = 1) -> BlockCosts:
-    return {
-        name: {level: price_block(block, pricing, level, group) for level in block.levels} for name, block in blocks.items()
-    }
+def _priced(
+    options: Sequence[Mapping[str, BlockWork]], pricing: Pricing, group: int = 1
+) -> tuple[BlockCosts, ...]:
+    """What options have in common is priced once."""
+    distinct = {id(block): block for blocks in options for block in blocks.values()}
+    prices = {key: price_block(block, pricing, group) for key, block in distinct.items()}
+    return tuple({name: prices[id(block)] for name, block in blocks.items()} for blocks in options)
 
 
 def state_costs(

@@ -23,7 +23,7 @@ from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.graph import Body
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
 from planner.ir.types import DTYPE_BYTES, TensorType
-from planner.placement.ledger import CollectiveCount, Traffic
+from planner.placement.ledger import CollectiveCount, MicrobatchTraffic, Traffic
 
 DEFAULT_ENGINE = Engine()
 
@@ -132,13 +132,13 @@ class PlacedBody:
         """Count one block for one micro-batch. ``context``: ranks that hold a part of the sequence each, of which the graph is
         one's; ``engine``: by whose bookkeeping bytes are kept (nothing else of it counts)."""
         local = self.wiring.local(microbatch)
-        forward, backward = self.traffic.counts(microbatch)
+        traffic = self.traffic.at(microbatch)
         exchanged, trained = exchanges(self.body, self.placement, microbatch), trained_types(self.body, self.placement)
         return BlockWork(
             operations=tuple(over_context(call.measure(microbatch), exchanged, context) for call in self.calls),
-            forward=forward, backward=backward,
+            forward=traffic.forward, backward=traffic.backward(),
             exchanges=exchanged,
-            levels=self._levels(local, levels, engine),
+            levels=self._levels(local, traffic, levels, engine),
             parameter_elements=sum(type_.elements() for type_ in trained),
             master_bytes=sum(type_.elements() * max(4, DTYPE_BYTES[type_.dtype]) for type_ in trained),
             buffer_bytes=sum(value.type.size_bytes(microbatch) for value in self.body.buffers),
@@ -146,9 +146,10 @@ class PlacedBody:
         )
 
     def _levels(
-        self, local: LocalBody, levels: tuple[Recompute, ...], engine: Engine
+        self, local: LocalBody, traffic: MicrobatchTraffic, levels: tuple[Recompute, ...], engine: Engine
     ) -> Mapping[Recompute, LevelWork]:
-        emitted = Emitted(local, self.text)
+        emitted, regions = Emitted(local, self.text), bool(self.body.regions)
+        plain = BlockPasses(emitted, "none")
         found: dict[Recompute, LevelWork] = {}
         for level in levels:
             if level == "selective" and engine.selective == "alternate":
@@ -156,12 +157,12 @@ class PlacedBody:
             else:
                 repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
                 moved = repeated
-            _, again = self.traffic.counts(local.batch, moved)
-            passes = BlockPasses(emitted, level)
+            passes = BlockPasses(emitted, level) if level == "full" or (level == "selective" and regions) else plain
             kept = kept_storages(local, level)
             apart = _split(passes) if level == "none" else (0, 0)  # Split passes exclude recomputation.
             inputs = kept.roots.intersection(value.name for value in self.body.inputs if value.differentiable)
-            found[level] = LevelWork(repeated, again, inputs, *_level_bytes(kept, passes, level, engine), *apart)
+            sizes = _level_bytes(kept, passes, level, engine)
+            found[level] = LevelWork(repeated, traffic.backward(moved), inputs, *sizes, *apart)
         return found
 
 

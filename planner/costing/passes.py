@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from planner.costing.activations import repeated_steps
+from planner.costing.arranged import Arranged
 from planner.costing.backward import Backward
 from planner.costing.expressions import Text
 from planner.costing.local import LocalBody
@@ -54,9 +55,9 @@ class Emitted:
         return self if self.text.parted is self.text else Emitted(self._given, self.text.parted)
 
     @cached_property
-    def primitives(self) -> tuple[Primitive, ...]:
-        """In execution order."""
-        return tuple(record(self.local).primitives)
+    def arranged(self) -> Arranged:
+        """Its primitives in execution order."""
+        return Arranged(self.local, tuple(record(self.local).primitives), self.text.named)
 
 
 @dataclass
@@ -76,27 +77,35 @@ class BlockPasses:
         return self.emitted.local
 
     @cached_property
-    def _arranged(self) -> tuple[tuple[Primitive, ...], tuple[range, ...]]:
+    def _arranged(self) -> tuple[Arranged, tuple[range, ...]]:
         """The primitives in the order of the emitted functions, and the runs of them that recomputation repeats."""
-        order = list(self.emitted.primitives)
-        if self.recompute == "none" or not order:
-            return tuple(order), ()
+        arranged = self.emitted.arranged
+        if self.recompute == "none" or not arranged.primitives:
+            return arranged, ()
         if self.recompute == "full":
-            return tuple(order), (range(len(order)),)
+            return arranged, (range(len(arranged.primitives)),)
         again = {id(step) for step in repeated_steps(self.local, self.recompute)}
-        runs = []
-        for names in self.local.body.regions:
-            inside = {
+        return arranged.together([
+            {
                 at for at, step in enumerate(self.local.steps)
                 if id(step) in again and {step.node.name if step.node else step.operands[0].split("#")[0]} & set(names)
             }
-            order, run = _together(order, inside)
-            runs.append(run)
-        return tuple(order), tuple(runs)
+            for names in self.local.body.regions
+        ])
 
     @cached_property
     def primitives(self) -> tuple[Primitive, ...]:
-        return self._arranged[0]
+        return self._arranged[0].primitives
+
+    @cached_property
+    def forgotten(self) -> frozenset[int]:
+        """See :attr:`Arranged.forgotten`."""
+        return self._arranged[0].forgotten
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Where the gradients of parameters and of inputs come from."""
+        return self._arranged[0].paths
 
     @cached_property
     def region_of(self) -> Mapping[int, range]:
@@ -110,41 +119,6 @@ class BlockPasses:
     @cached_property
     def _inputs(self) -> frozenset[str]:
         return frozenset(value.name for value in self.local.body.inputs)
-
-    @cached_property
-    def _dies(self) -> Mapping[int, tuple[str, ...]]:
-        """Values that no variable holds, by the primitive that is the last to read them; the caller of an operation holds what
-        it is called with until all of it has run."""
-        ends = {primitive.step: at for at, primitive in enumerate(self.primitives)}
-        last = {
-            value: ends[p.step] if value in self.local.steps[p.step].operands else at
-            for at, p in enumerate(self.primitives) for value, _ in p.reads
-        }
-        held = self.emitted.text.named
-        dying: dict[int, list[str]] = {}
-        for at, primitive in enumerate(self.primitives):
-            for value, _ in primitive.makes:
-                if value not in held:
-                    dying.setdefault(last.get(value, at), []).append(value)
-        return {at: tuple(values) for at, values in dying.items()}
-
-    @cached_property
-    def forgotten(self) -> frozenset[int]:
-        """Primitives that autograd records, though no gradient will come back to them: what they keep goes with the last of
-        the variables."""
-        wanted, nodes = set(self.local.outputs), set[int]()
-        for at in range(len(self.primitives) - 1, -1, -1):
-            primitive = self.primitives[at]
-            if any(value in wanted for value, _ in primitive.makes):
-                wanted |= {value for value, made in primitive.reads if made is not None}
-            elif primitive.differentiable:
-                nodes.add(at)
-        return frozenset(nodes)
-
-    @cached_property
-    def paths(self) -> Paths:
-        """Where the gradients of parameters and of inputs come from."""
-        return Paths(self.local, self.primitives, self.forgotten)
 
     def lies_by_rows(self, value: str) -> bool:
         """Whether a value lies in memory row by row, as its gradient then does too. (Parts of operations do.)"""
@@ -414,7 +388,7 @@ class BlockPasses:
             kept[at] += [extra] if extra else []
         elif extra is not None:
             heap.drop(extra)
-        self.release(heap, environment, self._dies.get(at, ()))
+        self.release(heap, environment, self._arranged[0].dies.get(at, ()))
 
     def keep(self, environment: Environment, at: int, kept: Kept) -> None:
         """What a primitive's node refers to; a view that no variable names any more lies where its root does."""
@@ -444,22 +418,3 @@ class BlockPasses:
             storage = environment.variables.pop(value, None)
             if storage is not None:
                 heap.drop(storage)
-
-
-def _together(order: Sequence[Primitive], steps: Collection[int]) -> tuple[list[Primitive], range]:
-    """The primitives of ``steps`` moved together: what lies between them goes before, or after where it reads them."""
-    places = [at for at, primitive in enumerate(order) if primitive.step in steps]
-    first, last = places[0], places[-1] + 1
-    before, run, after = list[Primitive](), list[Primitive](), list[Primitive]()
-    made: set[str] = set()
-    for primitive in order[first:last]:
-        if primitive.step in steps:
-            run.append(primitive)
-            made |= {value for value, _ in primitive.makes}
-        elif any(value in made for value, _ in primitive.reads):
-            after.append(primitive)
-            made |= {value for value, _ in primitive.makes}
-        else:
-            before.append(primitive)
-    start = first + len(before)
-    return [*order[:first], *before, *run, *after, *order[last:]], range(start, start + len(run))

@@ -23,6 +23,10 @@ class CollectiveCount:
     count: int
 
 
+_Passes = tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
+"""Collectives of the forward and of the backward pass."""
+
+
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """The collectives of a placed body, whatever the batch. What a ``shared`` parameter sums once a step is not the block's."""
@@ -54,33 +58,53 @@ class Traffic:
                 found.append((node.name, _grows(self.body, node), (placed.strategy.forward, backward)))
         return tuple(found)
 
-    def counts(
-        self, batch: int, repeated: Collection[str] = ()
-    ) -> tuple[tuple[CollectiveCount, ...], tuple[CollectiveCount, ...]]:
-        """Forward and backward collectives of one block for one micro-batch of ``batch`` samples, sorted.
-
-        ``repeated`` names the nodes that recomputation runs again in the backward pass: the body's nodes up to some point,
-        or a region. Collectives inside them, and of the conversions that they are the first to read, are repeated there; a
-        conversion at the edge of a region is kept, unless it is named itself (``value -> placement``).
-        """
+    def at(self, batch: int) -> MicrobatchTraffic:
+        """For one micro-batch of ``batch`` samples."""
         if self.degree == 1:
-            return (), ()
+            return MicrobatchTraffic(self.body, (), ())
+        return MicrobatchTraffic(
+            self.body,
+            tuple(
+                (edge, (there.transfers(self.degree, batch), back.transfers(self.degree, batch)))
+                for edge, there, back in self._conversions
+            ),
+            tuple(
+                (node, (_scaled(passes[0], batch if grows else 1), _scaled(passes[1], batch if grows else 1)))
+                for node, grows, passes in self._internal
+            ),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MicrobatchTraffic:
+    """The same for one micro-batch: what conversions and operations perform, forward and backward."""
+
+    body: Body
+    conversions: tuple[tuple[Edge, _Passes], ...]
+    internal: tuple[tuple[str, _Passes], ...]
+
+    @cached_property
+    def forward(self) -> tuple[CollectiveCount, ...]:
+        """Of the forward pass, sorted."""
+        return _count(transfer for _, passes in (*self.conversions, *self.internal) for transfer in passes[0])
+
+    def backward(self, repeated: Collection[str] = ()) -> tuple[CollectiveCount, ...]:
+        """Of the backward pass, sorted.
+
+        ``repeated`` names the nodes that recomputation runs again in it: the body's nodes up to some point, or a region.
+        Collectives inside them, and of the conversions that they are the first to read, are repeated there; a conversion at the
+        edge of a region is kept, unless it is named itself (``value -> placement``).
+        """
         everything = bool(self.body.nodes) and self.body.nodes[0].name in repeated
-        forward, backward, again = list[Transfer](), list[Transfer](), list[Transfer]()
-        for edge, there, back in self._conversions:
-            sent = there.transfers(self.degree, batch)
-            forward += sent
-            backward += back.transfers(self.degree, batch)
+        performed = [transfer for _, passes in (*self.conversions, *self.internal) for transfer in passes[1]]
+        for edge, passes in self.conversions if repeated else ():
             if f"{edge.name} -> {edge.target}" in repeated or (
                 edge.reader in repeated and (everything or edge.name in repeated)
             ):
-                again += sent
-        for node, grows, passes in self._internal:
-            sent, received = (_scaled(passed, batch if grows else 1) for passed in passes)
-            forward += sent
-            backward += received
-            again += sent if node in repeated else ()
-        return _count(forward), _count((*backward, *again))
+                performed += passes[0]
+        for node, passes in self.internal if repeated else ():
+            performed += passes[0] if node in repeated else ()
+        return _count(performed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +119,13 @@ class _Step:
         return transfers(self.kind, self.whole, self.sharded, degree, batch)
 
 
-_Passes = tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
-
-
 def collectives(
     body: Body, placement: BodyPlacement, degree: int, batch: int, *, repeated: Collection[str] = ()
 ) -> tuple[tuple[CollectiveCount, ...], tuple[CollectiveCount, ...]]:
-    """Forward and backward collectives of one block (:meth:`Traffic.counts`)."""
-    return Traffic(body, placement, degree).counts(batch, repeated)
+    """Forward and backward collectives of one block for one micro-batch of ``batch`` samples, those ``repeated`` included
+    (:meth:`MicrobatchTraffic.backward`)."""
+    traffic = Traffic(body, placement, degree).at(batch)
+    return traffic.forward, traffic.backward(repeated)
 
 
 def _gradient_reads(body: Body, placement: BodyPlacement) -> set[tuple[str, object]]:
