@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,17 @@ class Arranged:
             elif primitive.differentiable:
                 nodes.add(at)
         return frozenset(nodes)
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Parameters that gradients are made of."""
+        return frozenset(value.name for value in self.local.body.parameters if value.differentiable)
+
+    @cached_property
+    def shares(self) -> Counter[str]:
+        """Of trained parameters, the nodes that make a part of the gradient."""
+        read = (item for primitive in self.primitives if primitive.differentiable for item in primitive.reads)
+        return Counter(value for value, size in read if size is not None and value in self.trained)
 
     @cached_property
     def paths(self) -> Paths:

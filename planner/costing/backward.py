@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from planner.costing.storages import ACTIVATIONS, GRADIENTS, OUTSIDE, Environment, Gradient, Heap, Kept, Order, Storage
+from planner.costing.storages import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OUTSIDE,
+    STRAIGHT,
+    Environment,
+    Gradient,
+    Heap,
+    Kept,
+    Storage,
+    ordered,
+)
 from planner.costing.tape import HANDED, PART, PASS, TURNED, Primitive, Reads
 
 if TYPE_CHECKING:
@@ -30,10 +40,10 @@ class Backward:
         self.split = kind != "full"
         self.gradients: dict[str, Gradient] = {}
         self.waiting: dict[int, list[Gradient]] = {}
-        self.trained = {v.name for v in block.local.body.parameters if v.differentiable}
+        self.trained, self.missing = block.arranged.trained, block.arranged.shares.copy()
+        # The input part makes no gradients of what is made of parameters alone.
+        self.skipped: Container[str] = block.paths.derived if self.split else ()
         self.parts: dict[str, Gradient] = {}
-        read = (item for primitive in block.primitives if primitive.differentiable for item in primitive.reads)
-        self.missing = Counter(value for value, size in read if size is not None and value in self.trained)
         self.repeated: set[range] = set()
         self.again = Kept()
 
@@ -63,16 +73,15 @@ class Backward:
         run = self.block.region_of.get(at)
         if run is not None and run not in self.repeated and self.block.keeps_anything(at):
             self._recompute(run)
-        # The input part makes no gradients of what is made of parameters alone.
-        early, skipped = len(primitive.reads) - primitive.late, self.block.paths.derived.keys() if self.split else ()
-        made = self._gradients(primitive, primitive.reads[:early], incoming[0], skipped)
-        whole = sum(size for value, size in primitive.sums if value not in skipped)
-        lies = incoming[0].order.straight and self.block.lies_by_rows(primitive.makes[0][0])
-        lined = incoming[0].size if primitive.lines and not lies else 0
+        early = len(primitive.reads) - primitive.late
+        made = self._gradients(primitive, primitive.reads[:early], incoming[0], self.skipped)
+        whole = sum([size for value, size in primitive.sums if value not in self.skipped])
+        lined = incoming[0].size if primitive.lines and not self._lies_by_rows(primitive, incoming[0]) else 0
         self.heap.passing(max(primitive.backward_scratch, lined) + whole)
         for storage in self.again.pop(at, ()):
             self.heap.drop(storage)
-        made += self._gradients(primitive, primitive.reads[early:], incoming[0], skipped)
+        if primitive.late:
+            made += self._gradients(primitive, primitive.reads[early:], incoming[0], self.skipped)
         self.heap.passing(whole)
         if self.split and at in self.block.paths.joins:
             for gradient in incoming:
@@ -94,29 +103,33 @@ class Backward:
             if size is None or value in skipped:
                 continue
             if primitive.merges and not incoming.order.even and not incoming.order.rows:
-                order = Order() if self.block.lies_by_rows(value) else Order(False, False, True, rows=True)
-                made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size, order)))
+                lies = STRAIGHT if self.block.lies_by_rows(value) else ordered(False, False, True, True)
+                made.append((value, Gradient(self.heap.make(incoming.size, self._kind(value)), incoming.size, lies)))
             elif size in HANDED:
                 incoming.storage.references += 1
                 held = self.block.size_of(value, incoming.size)
                 turned = incoming.order.turned or size == TURNED
-                order = Order(
+                lies = ordered(
                     incoming.order.straight and size == PASS, incoming.order.even and size not in (PART, TURNED), turned,
                     turned and not primitive.permutes and self._by_rows(primitive, incoming),
                 )
                 view = primitive.cuts or (incoming.view and len(reads) == 1)
-                made.append((value, Gradient(incoming.storage, held, order, view)))
+                made.append((value, Gradient(incoming.storage, held, lies, view)))
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.order.turned)
                 storage = self.heap.make(max(size, primitive.storage), self._kind(value))
                 rows = turned and (not primitive.follows or self._by_rows(primitive, incoming))
-                order = Order(not turned and storage.size == size, not turned, turned, rows)
-                made.append((value, Gradient(storage, size, order)))
+                lies = ordered(not turned and storage.size == size, not turned, turned, rows)
+                made.append((value, Gradient(storage, size, lies)))
         return made
 
     def _by_rows(self, primitive: Primitive, incoming: Gradient) -> bool:
-        """Whether the gradient of what the node made lies row by row."""
-        return incoming.order.rows or (incoming.order.straight and self.block.lies_by_rows(primitive.makes[0][0]))
+        """Whether the dims of the gradient of what the node made lie row by row."""
+        return incoming.order.rows or self._lies_by_rows(primitive, incoming)
+
+    def _lies_by_rows(self, primitive: Primitive, incoming: Gradient) -> bool:
+        """Whether that gradient does, without gaps."""
+        return incoming.order.straight and self.block.lies_by_rows(primitive.makes[0][0])
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""

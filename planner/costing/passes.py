@@ -77,8 +77,17 @@ class BlockPasses:
         return self.emitted.local
 
     @cached_property
-    def _arranged(self) -> tuple[Arranged, tuple[range, ...]]:
-        """The primitives in the order of the emitted functions, and the runs of them that recomputation repeats."""
+    def arranged(self) -> Arranged:
+        """The primitives in the order of the emitted functions."""
+        return self._parted[0]
+
+    @cached_property
+    def _runs(self) -> tuple[range, ...]:
+        """Those of them that recomputation repeats, run by run."""
+        return self._parted[1]
+
+    @cached_property
+    def _parted(self) -> tuple[Arranged, tuple[range, ...]]:
         arranged = self.emitted.arranged
         if self.recompute == "none" or not arranged.primitives:
             return arranged, ()
@@ -95,22 +104,22 @@ class BlockPasses:
 
     @cached_property
     def primitives(self) -> tuple[Primitive, ...]:
-        return self._arranged[0].primitives
+        return self.arranged.primitives
 
     @cached_property
     def forgotten(self) -> frozenset[int]:
         """See :attr:`Arranged.forgotten`."""
-        return self._arranged[0].forgotten
+        return self.arranged.forgotten
 
     @cached_property
     def paths(self) -> Paths:
         """Where the gradients of parameters and of inputs come from."""
-        return self._arranged[0].paths
+        return self.arranged.paths
 
     @cached_property
     def region_of(self) -> Mapping[int, range]:
         """The repeated run that a primitive lies in."""
-        return {at: run for run in self._arranged[1] for at in run}
+        return {at: run for run in self._runs for at in run}
 
     @cached_property
     def _state(self) -> frozenset[str]:
@@ -136,7 +145,7 @@ class BlockPasses:
         root = self.local.root
         lasting = (p for at, p in enumerate(self.primitives) if at not in self.region_of and at not in self.forgotten)
         kept = {root.get(v, v) for p in lasting for v in p.keeps}
-        kept |= {root.get(v, v) for run in self._arranged[1] for v in self._held(run)}
+        kept |= {root.get(v, v) for run in self._runs for v in self._held(run)}
         return frozenset(kept & self._inputs)
 
     @cached_property
@@ -310,7 +319,7 @@ class BlockPasses:
             (at, p.keeps) for at, p in enumerate(self.primitives)
             if p.differentiable and at not in self.region_of and at not in self.forgotten
         ]
-        holding += [(self._holder(run), self._held(run)) for run in self._arranged[1]]
+        holding += [(self._holder(run), self._held(run)) for run in self._runs]
         named = ((at, self.local.root.get(value, value)) for at, values in holding for value in values)
         return tuple((at, name) for at, name in named if name in self.kept_inputs)
 
@@ -388,7 +397,7 @@ class BlockPasses:
             kept[at] += [extra] if extra else []
         elif extra is not None:
             heap.drop(extra)
-        self.release(heap, environment, self._arranged[0].dies.get(at, ()))
+        self.release(heap, environment, self.arranged.dies.get(at, ()))
 
     def keep(self, environment: Environment, at: int, kept: Kept) -> None:
         """What a primitive's node refers to; a view that no variable names any more lies where its root does."""

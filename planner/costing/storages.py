@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 ACTIVATIONS, GRADIENTS, OUTSIDE = range(3)
 """What a storage counts as; what lies outside is not counted."""
@@ -23,10 +25,12 @@ class Order:
     def of_sum(self) -> Order:
         """How a sum lies of which this is the first term: its dims in the same order (ATen/TensorIterator.cpp,
         ``reorder_dimensions``)."""
-        return Order(not self.turned, not self.turned, self.turned, self.rows)
+        return ordered(not self.turned, not self.turned, self.turned, self.rows)
 
 
 STRAIGHT = Order()
+ordered = lru_cache(maxsize=16)(Order)
+"""One of the few orders that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,7 @@ class Storage:
         return other
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
+class Gradient(NamedTuple):
     """A gradient on its way: ``size`` bytes in a storage that may be larger; ``view``: nothing else has this tensor, whatever
     has its storage."""
 
@@ -106,11 +109,12 @@ class Heap:
         self.most = self.made = self.made_at_peak = 0
 
     def make(self, size: int, kind: int = ACTIVATIONS) -> Storage:
-        self.now[kind] += size
+        now = self.now
+        now[kind] += size
         self.made += 1
-        total = self.now[0] + self.now[1]
+        total = now[0] + now[1]
         if total > self.most:
-            self.most, self.peak, self.made_at_peak = total, (self.now[0], self.now[1]), self.made
+            self.most, self.peak, self.made_at_peak = total, (now[0], now[1]), self.made
         return Storage(size, kind, self.made)
 
     def restart(self) -> tuple[int, int]:
@@ -131,7 +135,8 @@ class Heap:
     def passing(self, size: int) -> None:
         """Something that is gone at once."""
         if size:
-            self.drop(self.make(size))
+            self.make(size)
+            self.now[ACTIVATIONS] -= size
 
     def move(self, storage: Storage, kind: int) -> None:
         self.now[storage.kind] -= storage.size

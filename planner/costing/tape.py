@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from planner.costing.local import LocalBody, Step
 
@@ -17,8 +18,7 @@ HANDED = frozenset({PASS, PART, ROWS, TURNED})
 Reads = tuple[tuple[str, int | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Primitive:
+class Primitive(NamedTuple):
     """One autograd node, or (``differentiable`` false) an operation that autograd does not record.
 
     ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS` and the like, or None: none).

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.ir.graph import Node
-from planner.ir.types import TensorType
+from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.ops.families import (
     ATTENTION,
     CONVOLUTIONS,
@@ -68,22 +68,23 @@ def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorTyp
     """Forward of ``node`` on local types (aligned with ``Node.operands`` and ``Node.types``) for ``batch`` samples."""
     if node.base in VIEW_FAMILY or node.base in CREATIONS or not outputs:
         return FREE
-    sizes = [operand.sizes(batch) for operand in operands]
-    moved = sum(t.size_bytes(batch) for t in operands) + sum(t.size_bytes(batch) for t in outputs)
+    sizes, made = [operand.sizes(batch) for operand in operands], [output.sizes(batch) for output in outputs]
+    counts = [math.prod(extents) for extents in (*sizes, *made)]
+    moved = sum([count * DTYPE_BYTES[t.dtype] for count, t in zip(counts, (*operands, *outputs), strict=True)])
     if node.base == ATTENTION:
         shape = _attention_shape(node, sizes)
         return Work(
             4.0 * shape.batch * shape.heads * shape.queries * shape.keys * shape.head_dim, moved, "attention", None,
             shape
         )
-    product = _product(node, sizes, outputs[0].sizes(batch)) if node.base in GEMMS | RECURRENT else None
+    product = _product(node, sizes, made[0]) if node.base in GEMMS | RECURRENT else None
     if product is not None:
         return Work(2.0 * math.prod(product), moved, "gemm", product)
     if node.base == "embedding":
         moved = 2 * outputs[0].size_bytes(batch)
     return Work(
         0.0, moved * _PASSES.get(node.base, 1), "memory", launches=_LAUNCHES.get(node.base, 1), function=_function(node),
-        elements=max(t.elements(batch) for t in (*operands, *outputs)),
+        elements=max(counts),
     )
 
 
