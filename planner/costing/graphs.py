@@ -195,10 +195,11 @@ def state_costs(
         for placed in dict.fromkeys(option[body.name].parameters for option in options):
             mine = [pair for pair in zip(body.parameters, placed, strict=True) if pair[0].name in held]
             parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh, zero_group)
+            counted = [(_sharded(part, mesh.tensor, axes, group), axes, group) for part, axes, group in parts]
             known[body.name, placed] = {
                 zero: reduce(add_states, (
-                    _state_cost(part, zero, cluster, axes, mesh.tensor, precision, group, accumulation, engine, resident=shares)
-                    for part, axes, group in parts
+                    _state_cost(shards[zero], zero, cluster, axes, precision, group, accumulation, engine, resident=shares)
+                    for shards, axes, group in counted
                 ))
                 for zero in stages
             }
@@ -246,29 +247,50 @@ def _held(graph: ModelGraph, body: Body) -> list[str]:
     return list(names)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Trained elements of one rank: ``elements`` of ``tensors`` parameters, the ``largest`` of so many, of which it keeps a
+    ``shard`` over ``group`` ranks, and ``partial`` of those sum their gradients over the tensor axis."""
+
+    group: int
+    elements: int
+    tensors: int
+    largest: int
+    shard: int
+    partial: int
+
+
+def _sharded(parameters: _Held, degree: int, mesh: Mesh, zero_group: int) -> Sequence[_Shards]:
+    """By ZeRO stage. ``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to
+    whole shards; the sum over the tensor axis is of shards."""
+    trained = [
+        (local_type(value.type, placed, degree).sizes(1), placed.state == "shared")
+        for value, placed in parameters if value.differentiable
+    ]
+    counts = [prod(sizes) for sizes, _ in trained]
+
+    def over(group: int) -> _Shards:
+        shards = [(shard_elements(sizes, group), shared) for sizes, shared in trained]
+        return _Shards(
+            group, sum(counts), len(counts), max(counts, default=0), sum(shard for shard, _ in shards),
+            sum(shard for shard, shared in shards if shared),
+        )
+
+    divided = over(min(zero_group, mesh.data))
+    return over(1), *(divided,) * (len(ZERO_STAGES) - 1)
+
+
 def _state_cost(
-    parameters: _Held, zero: int, cluster: Cluster, mesh: Mesh, degree: int, precision: Precision, zero_group: int,
-    accumulation: int, engine: Engine, *, resident: bool,
+    held: _Shards, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, accumulation: int,
+    engine: Engine, *, resident: bool,
 ) -> StateCost:
-    """``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to whole
-    shards; the sum over the tensor axis is of shards."""
-    group = min(zero_group, mesh.data) if zero else 1
-    elements = shard = partial = largest = tensors = 0
-    for value, placed in parameters:
-        if value.differentiable:
-            sizes = local_type(value.type, placed, degree).sizes(1)
-            elements += prod(sizes)
-            tensors += 1
-            largest = max(largest, prod(sizes))
-            shard += shard_elements(sizes, group)
-            partial += shard_elements(sizes, group) if placed.state == "shared" else 0
     state = cost_state(
-        elements, zero, cluster, mesh, precision, zero_group, shard=shard, partial_elements=partial, tensors=tensors,
-        accumulation=accumulation, resident=resident, engine=engine,
+        held.elements, zero, cluster, mesh, precision, zero_group, shard=held.shard, partial_elements=held.partial,
+        tensors=held.tensors, accumulation=accumulation, resident=resident, engine=engine,
     )
     if engine.gathers == "parameters":
-        return gathered_one_by_one(state, largest, zero, precision)
-    return flat_state(state, elements, group, zero, precision, engine) if engine.keeps == "fused" else state
+        return gathered_one_by_one(state, held.largest, zero, precision)
+    return flat_state(state, held.elements, held.group, zero, precision, engine) if engine.keeps == "fused" else state
 
 
 def _crossing_bytes(graph: ModelGraph, option: Mapping[str, BodyPlacement], microbatch: int) -> dict[int, int]:
