@@ -1,11 +1,11 @@
 """Prices placed bodies: seconds and bytes of one rank, from the costs of operations and the cost models."""
 
 from planner.costing.blocks import cost_block
-from planner.costing.graphs import GraphWork, PlacedGraph, block_costs, cost_graph, measure_graph, price_graph, state_costs
+from planner.costing.graphs import GraphWork, PlacedGraph, cost_graph, least_costs, measure_graph, price_graph, state_costs
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
 
 __all__ = [
-    "GraphWork", "PlacedGraph", "Pricing", "block_costs", "cost_block", "cost_graph", "cost_state", "measure_graph",
+    "GraphWork", "PlacedGraph", "Pricing", "cost_block", "cost_graph", "cost_state", "least_costs", "measure_graph",
     "price_graph", "state_costs",
 ]

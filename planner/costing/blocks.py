@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 
 from hardware_profiles import Engine
 from planner.costing.exchanges import Axis
 from planner.costing.measured import BlockWork, LevelWork, measure_block
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
-from planner.ir.costed import BlockCost, Recompute
+from planner.ir.costed import BlockCost, BlockSeconds, Recompute
 from planner.ir.graph import Body
 from planner.ir.placement import BodyPlacement, Transfer
 from planner.placement.ledger import CollectiveCount
 
 AXES: tuple[Axis, ...] = ("context", "expert")
+SECONDS = tuple(field.name for field in fields(BlockSeconds))
 
 
 def reduction_copies(group: int, engine: Engine) -> int:
@@ -24,25 +26,43 @@ def reduction_copies(group: int, engine: Engine) -> int:
     return (2 if group == 1 else 1) if engine.keeps == "operations" else 0
 
 
-
-
 def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute: Recompute) -> BlockCost:
     """Seconds and bytes of one block under one placement and recomputation level, on rank 0 (which holds the most)."""
     return price_block(measure_block(body, placement, pricing.microbatch, (recompute,)), pricing)[recompute]
 
 
 def price_block(block: BlockWork, pricing: Pricing, group: int = 1) -> dict[Recompute, BlockCost]:
-    """Seconds of what was counted, by recomputation level; ``group``: ranks that share a copy of the state. Communication is
-    what the ledger counts, priced call by call; copies around collectives are compute."""
+    """Seconds and bytes of what was counted, by recomputation level; ``group``: ranks that share a copy of the state."""
+    copies = reduction_copies(group, pricing.engine)
+    found: dict[Recompute, BlockCost] = {}
+    for level, taken in time_block(block, pricing).items():
+        memory = block.levels[level].memory
+        found[level] = BlockCost(
+            **{name: getattr(taken, name) for name in SECONDS},
+            saved_bytes=memory.saved_bytes,
+            forward_peak_bytes=memory.forward_peak_bytes,
+            backward_peak_bytes=max(memory.backward_peak_bytes, copies * block.master_bytes - memory.saved_bytes),
+            parameter_elements=block.parameter_elements,
+            buffer_bytes=block.buffer_bytes,
+            flops=block.flops,
+            waiting_bytes=memory.waiting_bytes,
+            split_peak_bytes=memory.split_peak_bytes,
+        )
+    return found
+
+
+def time_block(block: BlockWork, pricing: Pricing) -> dict[Recompute, BlockSeconds]:
+    """Seconds of what was counted, by recomputation level. Communication is what the ledger counts, priced call by call; copies
+    around collectives are compute."""
     # The products before the loss stay in the job's precision (Megatron Core's output layer; torchtitan's float8 filter).
     quantised = all(item.base != "cross_entropy_loss" for item in block.operations)
     seconds = {item.node: pricing.operation_seconds(item, quantised=quantised) for item in block.operations}
-    return {name: _price_level(block, level, seconds, pricing, group) for name, level in block.levels.items()}
+    return {name: _time_level(block, level, seconds, pricing) for name, level in block.levels.items()}
 
 
-def _price_level(
-    block: BlockWork, level: LevelWork, seconds: Mapping[str, tuple[float, float, float]], pricing: Pricing, group: int
-) -> BlockCost:
+def _time_level(
+    block: BlockWork, level: LevelWork, seconds: Mapping[str, tuple[float, float, float]], pricing: Pricing
+) -> BlockSeconds:
     """``seconds``: of the operations, by node: forward, input gradient and weight gradient."""
     weight_s = sum(item[2] for item in seconds.values())
     forward_comm_s, backward_comm_s = _comm_seconds(block.forward, pricing), _comm_seconds(block.backward, pricing)
@@ -52,9 +72,8 @@ def _price_level(
     host_forward_s, host_backward_s = pricing.host_seconds(block.operations, calls)
     again = sum(item.count for item in level.backward) - calls[1]
     host_again_s, _ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
-    copies = reduction_copies(group, pricing.engine)
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
-    return BlockCost(
+    return BlockSeconds(
         forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s - forward_comm_s),
         input_gradient_s=max(sum(item[1] for item in seconds.values()), host_backward_s - weight_s - backward_comm_s),
         weight_gradient_s=weight_s,
@@ -64,14 +83,6 @@ def _price_level(
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
         recompute_comm_s=again_comm_s,
-        saved_bytes=level.saved_bytes,
-        forward_peak_bytes=level.forward_peak_bytes,
-        backward_peak_bytes=max(level.backward_peak_bytes, copies * block.master_bytes - level.saved_bytes),
-        parameter_elements=block.parameter_elements,
-        buffer_bytes=block.buffer_bytes,
-        flops=block.flops,
-        waiting_bytes=level.waiting_bytes,
-        split_peak_bytes=level.split_peak_bytes,
         forward_context_s=context[0], backward_context_s=context[1],
         forward_expert_s=expert[0], backward_expert_s=expert[1],
     )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from math import prod
+from typing import TypeVar
 
 from cost_models.memory import shard_elements
 from hardware_profiles import Cluster, Engine
 from planner.costing.activations import context_bytes
-from planner.costing.blocks import price_block, whole_seconds
+from planner.costing.blocks import price_block, time_block, whole_seconds
 from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.exchanges import expert_parameters
 from planner.costing.measured import BlockWork, PlacedBody, WholeBody
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
-from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, CostedGraph, Recompute, StateCost
+from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, BlockSeconds, CostedGraph, Recompute, StateCost
 from planner.ir.graph import Body, BodyValue, ModelGraph
 from planner.ir.placement import BodyPlacement, Placement, local_type
 from planner.ir.plan import Mesh, Precision
@@ -30,8 +31,11 @@ Placements = Mapping[str, BodyPlacement]
 """By body."""
 BlockCosts = dict[str, dict[Recompute, BlockCost]]
 """By body and recomputation level."""
+LeastCosts = dict[str, dict[Recompute, tuple[BlockSeconds, int]]]
+"""By body and recomputation level: seconds, and bytes that are kept."""
 StateCosts = dict[str, dict[int, StateCost]]
 """By body and ZeRO stage."""
+Priced = TypeVar("Priced")
 _Held = Sequence[tuple[BodyValue, Placement]]
 
 
@@ -133,7 +137,7 @@ def price_graph(
     )
     return CostedGraph(
         counted.graph, mesh.tensor, counted.microbatch, counted.placements,
-        blocks=_priced(counted.blocks, pricing, min(zero_group, mesh.data)),
+        blocks=_each(counted.blocks, partial(price_block, pricing=pricing, group=min(zero_group, mesh.data))),
         states=state_costs(
             counted.graph, counted.placements, cluster, mesh, precision, zero_group, accumulation, stages, engine
         ),
@@ -165,17 +169,21 @@ def replicated_operations(graph: ModelGraph) -> tuple[str, ...]:
     )
 
 
-def block_costs(placed: PlacedGraph, pricing: Pricing) -> tuple[BlockCosts, ...]:
-    """Every body under every recomputation level, for every option."""
-    return _priced(placed.blocks(pricing.microbatch), pricing)
+def least_costs(placed: PlacedGraph, pricing: Pricing) -> tuple[LeastCosts, ...]:
+    """Every body under every recomputation level, for every option, as far as a lower bound goes into it."""
+    def least(block: BlockWork) -> dict[Recompute, tuple[BlockSeconds, int]]:
+        seconds = time_block(block, pricing)
+        return {level: (seconds[level], work.memory.saved_bytes) for level, work in block.levels.items()}
+
+    return _each(placed.blocks(pricing.microbatch), least)
 
 
-def _priced(
-    options: Sequence[Mapping[str, BlockWork]], pricing: Pricing, group: int = 1
-) -> tuple[BlockCosts, ...]:
+def _each(
+    options: Sequence[Mapping[str, BlockWork]], price: Callable[[BlockWork], Priced]
+) -> tuple[dict[str, Priced], ...]:
     """What options have in common is priced once."""
     distinct = {id(block): block for blocks in options for block in blocks.values()}
-    prices = {key: price_block(block, pricing, group) for key, block in distinct.items()}
+    prices = {key: price(block) for key, block in distinct.items()}
     return tuple({name: prices[id(block)] for name, block in blocks.items()} for blocks in options)
 
 
@@ -314,7 +322,7 @@ def _received_bytes(
         kept[body.name] = {
             value.name: local_type(value.type, placed, placement.degree).size_bytes(microbatch)
             for value, placed in zip(body.inputs, placement.inputs, strict=True)
-            if all(value.name in level.inputs for level in levels)
+            if value.differentiable and all(value.name in level.memory.kept.roots for level in levels)
         }
     found = {}
     for cut in range(1, len(graph.blocks)):

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hardware_profiles import Engine
-from planner.costing.activations import KeptStorages, kept_storages, repeated_steps, saved_bytes
+from planner.costing.activations import kept_storages, repeated_steps
 from planner.costing.exchanges import Exchange, exchanges, over_context
 from planner.costing.expressions import Text
-from planner.costing.kept import Keeping, loss_operands
-from planner.costing.liveness import backward_peak_bytes, forward_peak_bytes
+from planner.costing.kept import Keeping
+from planner.costing.levels import LevelMemory
 from planner.costing.local import LocalBody, Wiring, wire
 from planner.costing.operations import LocalCall, Operation, local_call
 from planner.costing.passes import BlockPasses, Emitted
@@ -31,17 +31,11 @@ DEFAULT_ENGINE = Engine()
 @dataclass(frozen=True)
 class LevelWork:
     """What a recomputation level changes. ``repeated``: nodes that run again; ``backward``: collectives of the backward
-    pass, the repeated ones included; ``inputs``: those with a gradient that autograd keeps; bytes as in
-    :class:`~planner.ir.costed.BlockCost`."""
+    pass, the repeated ones included."""
 
     repeated: frozenset[str]
     backward: tuple[CollectiveCount, ...]
-    inputs: frozenset[str]
-    saved_bytes: int
-    forward_peak_bytes: int
-    backward_peak_bytes: int
-    waiting_bytes: int = 0
-    split_peak_bytes: int = 0
+    memory: LevelMemory
 
 
 @dataclass(frozen=True)
@@ -158,11 +152,8 @@ class PlacedBody:
                 repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
                 moved = repeated
             passes = BlockPasses(emitted, level) if level == "full" or (level == "selective" and regions) else plain
-            kept = kept_storages(local, level)
-            apart = _split(passes) if level == "none" else (0, 0)  # Split passes exclude recomputation.
-            inputs = kept.roots.intersection(value.name for value in self.body.inputs if value.differentiable)
-            sizes = _level_bytes(kept, passes, level, engine)
-            found[level] = LevelWork(repeated, traffic.backward(moved), inputs, *sizes, *apart)
+            memory = LevelMemory(kept_storages(local, level), passes, level, engine)
+            found[level] = LevelWork(repeated, traffic.backward(moved), memory)
         return found
 
 
@@ -172,44 +163,6 @@ def measure_block(
 ) -> BlockWork:
     """Count one block under one placement for one micro-batch (:meth:`PlacedBody.measure`)."""
     return PlacedBody(WholeBody(body), placement).measure(microbatch, levels, context, engine)
-
-
-def _peaks(passes: BlockPasses, saved: int) -> tuple[int, int]:
-    """(forward, backward): the most beyond what is kept, storage by storage (:mod:`planner.costing.passes`). The block's
-    inputs, and the gradients that arrive at its outputs, are alive all the while; parameters' gradients are made too."""
-    local = passes.local
-    inputs = sum(local.storage_bytes(value.name) for value in local.body.inputs if value.differentiable)
-    return max(0, passes.forward.peak[0] + inputs - saved), sum(passes.gradient_bytes) + sum(passes.backward().peak)
-
-
-def _split(passes: BlockPasses) -> tuple[int, int]:
-    """Of a backward pass in two parts: what the weight part will read beyond what the input part still keeps for it, and the
-    most that lives in either part beyond both."""
-    weight, inward = passes.backward("weight"), passes.backward("input")  # The former runs the latter.
-    waiting = max(0, inward.after[0])
-    return waiting, max(sum(passes.gradient_bytes) + sum(inward.peak) - waiting, sum(weight.peak))
-
-
-def _level_bytes(kept: KeptStorages, passes: BlockPasses, level: Recompute, engine: Engine) -> tuple[int, int, int]:
-    """(saved, forward peak, backward peak) by the engine's bookkeeping."""
-    local = kept.local
-    if engine.keeps == "operations" and (level != "selective" or engine.selective != "alternate"):
-        saved = kept.saved_bytes
-        forward, backward = _peaks(passes, saved)
-    elif engine.keeps == "operations":
-        saved = Keeping(local, engine).saved_bytes(level)
-        forward, backward = forward_peak_bytes(local, level), backward_peak_bytes(local) + max(0, saved_bytes(local) - saved)
-    else:
-        keeping = Keeping(local, engine)
-        saved = keeping.saved_bytes(level)
-        forward = forward_peak_bytes(local, level)
-        backward = backward_peak_bytes(local) + max(0, keeping.saved_bytes("none") - saved)
-    logits = loss_operands(local)
-    if engine.loss and logits:
-        forward = backward = max(0, round(engine.loss * logits[0]) - logits[1])
-    moved = round(engine.offloaded * saved)
-    # What a block keeps waits in the host's memory; one block's is on its way there or back.
-    return saved - moved, forward + moved, backward + moved
 
 
 def trained_types(body: Body, placement: BodyPlacement) -> tuple[TensorType, ...]:

@@ -63,6 +63,23 @@ class BlockCost:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSeconds:
+    """The seconds of a :class:`BlockCost`."""
+
+    forward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    recompute_s: float
+    forward_comm_s: float
+    backward_comm_s: float
+    recompute_comm_s: float
+    forward_context_s: float
+    backward_context_s: float
+    forward_expert_s: float
+    backward_expert_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StateCost:
     """Keeping and synchronising one block's parameters under one ZeRO stage, on one rank.
 

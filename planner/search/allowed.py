@@ -100,7 +100,8 @@ def _within(space: Allowed, other: Allowed) -> bool:
     return all(set(mine[0]) <= set(theirs[0]) and set(mine[1]) <= set(theirs[1]) for mine, theirs in pairs)
 
 
-def union_of(spaces: Sequence[Allowed]) -> Allowed:
+@lru_cache(maxsize=4096)
+def union_of(spaces: tuple[Allowed, ...]) -> Allowed:
     """One space that holds them all (and perhaps more): what a bound may count with."""
     return Allowed(
         tuple(level for level in RECOMPUTE_LEVELS if any(level in space.recompute for space in spaces)),

@@ -19,10 +19,10 @@ from cost_models.collectives import span_of
 from cost_models.live import both_at_once
 from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, price_graph
-from planner.costing.graphs import BlockCosts, StateCosts, block_costs, state_costs
+from planner.costing.graphs import LeastCosts, StateCosts, least_costs, state_costs
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
-from planner.ir.costed import CostedGraph
+from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
@@ -56,6 +56,15 @@ class _Sample:
     saved_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The least that a block's parameters take: seconds of a micro-batch, seconds once a step, bytes all the time."""
+
+    traffic_s: float
+    tail_s: float
+    size_bytes: int
+
+
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
     """The placements of a graph over a tensor axis that are best at one micro-batch."""
     tensor, micro = unit
@@ -84,7 +93,8 @@ class Prices:
         self._first: dict[tuple[int, int], CostedGraph] = {}
         self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
-        self._huge: dict[int, tuple[BlockCosts, ...]] = {}
+        self._huge: dict[int, tuple[LeastCosts, ...]] = {}
+        self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
 
@@ -170,8 +180,7 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option."""
-        mesh = candidate.mesh
-        key = (mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1)
+        mesh, key = candidate.mesh, self._held_alike(candidate)
         home = self._home(mesh.tensor)
         states = home._states if home.cluster.levels == self.cluster.levels else self._states
         if key not in states:
@@ -180,6 +189,12 @@ class Prices:
                 candidate.accumulation,
             )
         return states[key]
+
+    @staticmethod
+    def _held_alike(candidate: Candidate) -> tuple[int, int, int, bool, bool]:
+        """What decides the prices of parameters."""
+        mesh = candidate.mesh
+        return mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
@@ -195,24 +210,32 @@ class Prices:
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
         """``together``: gradients are there beside live micro-batches."""
         samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
-        states, engine, blocks = self.states(candidate), planning_engine(), []
+        held, blocks = self._least_states(candidate, allowed.zero, together), []
         for name, count in self._counts.items():
-            held = [option[name][zero] for option in states for zero in allowed.zero]
-            traffic_s = min(engine.gathers_floor * (state.forward_comm_s + state.backward_comm_s) for state in held)
-            saved = candidate.micro * samples[name].saved_bytes
+            sample, state = samples[name], held[name]
             blocks.append(Least(
-                count, candidate.micro * samples[name].work_s + traffic_s,
-                min(engine.gradients_floor * state.once_comm_s + state.optimizer_s for state in held),
-                min(s.parameters_bytes + together * s.gradients_bytes + s.optimizer_bytes for s in held) + saved,
+                count, candidate.micro * sample.work_s + state.traffic_s, state.tail_s,
+                state.size_bytes + candidate.micro * sample.saved_bytes,
             ))
         return blocks
+
+    def _least_states(self, candidate: Candidate, stages: tuple[int, ...], together: bool) -> dict[str, _Held]:
+        """By body, the least over options and ZeRO stages."""
+        key = (self._held_alike(candidate), stages, together)
+        if key not in self._least_held:
+            states = self.states(candidate)
+            self._least_held[key] = {
+                name: _least_state([option[name][zero] for option in states for zero in stages], together)
+                for name in self._counts
+            }
+        return self._least_held[key]
 
     def _least_samples(self, tensor: int, levels: tuple[str, ...]) -> dict[str, _Sample]:
         home = self._home(tensor)
         if home is not self:
             return home._least_samples(tensor, levels)
         if tensor not in self._huge:
-            self._huge[tensor] = block_costs(
+            self._huge[tensor] = least_costs(
                 self._placed_graph(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)
             )
         if (tensor, levels) not in self._samples:
@@ -222,10 +245,19 @@ class Prices:
         return self._samples[tensor, levels]
 
 
-def _least_sample(name: str, options: tuple[BlockCosts, ...], levels: tuple[str, ...]) -> _Sample:
+def _least_sample(name: str, options: tuple[LeastCosts, ...], levels: tuple[str, ...]) -> _Sample:
     costs = [cost for option in options for level, cost in option[name].items() if level in levels]
     return _Sample(
-        min(forward_seconds(c, NO_STATE) + input_gradient_seconds(c, NO_STATE) + c.weight_gradient_s for c in costs)
+        min(forward_seconds(c, NO_STATE) + input_gradient_seconds(c, NO_STATE) + c.weight_gradient_s for c, _ in costs)
         / HUGE_MICROBATCH,
-        min(cost.saved_bytes for cost in costs) / HUGE_MICROBATCH,
+        min(saved for _, saved in costs) / HUGE_MICROBATCH,
+    )
+
+
+def _least_state(held: Sequence[StateCost], together: bool) -> _Held:
+    engine = planning_engine()
+    return _Held(
+        min(engine.gathers_floor * (state.forward_comm_s + state.backward_comm_s) for state in held),
+        min(engine.gradients_floor * state.once_comm_s + state.optimizer_s for state in held),
+        min(s.parameters_bytes + together * s.gradients_bytes + s.optimizer_bytes for s in held),
     )

@@ -67,7 +67,7 @@ def test_the_loss_holds_so_many_bytes_an_element() -> None:
     elements = BATCH * TOKENS * VOCAB
     assert loss_operands(localise(head, whole_placement(head), BATCH)) == (elements, 2 * elements)
     counted = measure_block(head, whole_placement(head), BATCH, ("none",), engine=Engine(keeps="compiled", loss=4.0))
-    assert counted.levels["none"].backward_peak_bytes == 2 * elements
+    assert counted.levels["none"].memory.backward_peak_bytes == 2 * elements
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_narrow_products_keep_what_they_read_in_a_byte_an_element() -> None:
 def test_what_waits_in_the_host_s_memory_is_not_kept() -> None:
     body = _gated()
     here, there = (
-        measure_block(body, whole_placement(body), BATCH, ("full",), engine=engine).levels["full"]
+        measure_block(body, whole_placement(body), BATCH, ("full",), engine=engine).levels["full"].memory
         for engine in (Engine(keeps="fused"), Engine(keeps="fused", offloaded=1.0))
     )
     assert (here.saved_bytes, there.saved_bytes) == (2 * STEP, 0)
