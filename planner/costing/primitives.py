@@ -100,8 +100,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
     for at, operand in enumerate(step.operands):
         gradient = tape.gradient(operand, _made(tape, step, at)) if step.differentiable and not (at and base in _LIKE) else None
         reads.append((operand, gradient))
-        whole = _whole(tape, step, at)
-        if gradient is not None and 0 <= gradient < whole:
+        if gradient is not None and 0 <= gradient < (whole := _whole(tape, step, at)):
             sums.append((operand, whole))  # Made whole, then summed (engine.cpp, validate_outputs).
     scratch = 0
     if step.differentiable and step.node is not None:
@@ -110,16 +109,20 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
         scratch = temporaries(step.node, operands, outputs, [made is not None for _, made in reads])
         if base in _PARTS:  # Zeros stand for the gradients of parts that nothing reads.
             scratch += sum(tape.bytes_of(value) for value in step.outputs if value not in tape.read)
-    ranks = [len(tape.local.layouts[value].sizes) for value in (*step.operands[:1], *step.outputs[:1])]
     broadcast = {operand for operand, _ in sums}
     reads.sort(key=lambda read: read[0] in broadcast)
     keeps = step.kept if step.differentiable else ()
     tape.add(
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
-        sums=sums, folds=_folds(tape, step), merges=base in RESHAPES | {"view", "view_as"} and ranks[0] < ranks[1],
+        sums=sums, folds=_folds(tape, step), merges=base in _LAYS_OUT and _adds_dims(tape, step),
         follows=base in _FOLLOWS, turns=_turns(tape, step), permutes=base in _PERMUTES,
-        cuts=base in VIEW_FAMILY - _EXPANDS | _JOINS, storage=storage, inner=inner,
+        cuts=base in _CUTS, storage=storage, inner=inner,
     )
+
+
+def _adds_dims(tape: Tape, step: Step) -> bool:
+    operand, result = (tape.local.layouts[value] for value in (step.operands[0], step.outputs[0]))
+    return len(operand.sizes) < len(result.sizes)
 
 
 def _turns(tape: Tape, step: Step) -> list[str]:
@@ -159,7 +162,7 @@ def _made(tape: Tape, step: Step, at: int) -> int:
         return PART
     if base in _EXPANDS and alike:
         return PASS
-    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_ON_FIRST | _ADDS_ROWS)
+    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_FIRST_ON)
     hands_on |= base in _ADDED and at == 0 and _scale(step, "beta") == 1
     if not hands_on or not alike:
         return made  # Summed over dims that only the result has, even if each is one (ATen/ExpandUtils.h, ``sum_to``).
@@ -178,7 +181,7 @@ def _whole(tape: Tape, step: Step, at: int) -> int:
     base = step.node.base if step.node is not None else ""
     if base in _ADDED and at == 0:
         return 0 if _scale(step, "beta") == 1 else tape.bytes_of(step.outputs[0])
-    if base in _PRODUCTS or (at and base in _HANDS_ON | _HANDS_ON_FIRST):
+    if base in _PRODUCTS or (at and (base in _HANDS_ON or base in _HANDS_ON_FIRST)):
         return 0 if base in _HANDS_ON and _scale(step) == 1 else tape.bytes_of(step.outputs[0])
     first, second = (tape.local.layouts[value].sizes for value in step.operands) if base == "matmul" else ((), ())
     if min(len(first), len(second)) < 3:
@@ -221,15 +224,17 @@ _FOLDED = {"linear": 1, "matmul": 2}
 _ADDED = frozenset({"addmm", "baddbmm"})
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
-_ADDS_ROWS = frozenset({"index_add", "scatter_add"})
+_HANDS_FIRST_ON = _HANDS_ON_FIRST | {"index_add", "scatter_add"}
 _SPREADS = frozenset({"complex", "diag_embed", "sum"})
 _PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _EXPANDS = frozenset({"expand", "expand_as"})
 _PERMUTES = frozenset({"permute", "transpose"})
+_LAYS_OUT = RESHAPES | {"view", "view_as"}
 _PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
 _JOINS = frozenset({"cat", "concat", "stack"})
+_CUTS = VIEW_FAMILY - _EXPANDS | _JOINS
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({
     "split", "split_with_sizes", "chunk", "slice", "select", "narrow", "expand", "expand_as", "unbind", "unfold", "diagonal",
 })) | _JOINS

@@ -29,6 +29,7 @@ KEEPS_CHANNELS_LAST = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
 }
 # TensorAdvancedIndexing.cpp, layer_norm.cpp (``rms_norm_composite``).
 COPIES_INTO_ROWS = frozenset({"masked_fill", "rms_norm"})
+INHERITS = POINTWISE - COPIES_INTO_ROWS
 # The result's dims lie in the order of the first operand's.
 KEEPS_ORDER = frozenset({"flip", "glu", "select_scatter", "slice_scatter", "sort"})
 
@@ -52,7 +53,7 @@ def result_layouts(
         return tuple(with_channels_last(type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base in KEEPS_ORDER:
         return tuple(inherited(operands[:1], type_.sizes(batch), type_.dtype) for type_ in outputs), False
-    if node.base in POINTWISE - COPIES_INTO_ROWS and outputs:
+    if node.base in INHERITS and outputs:
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base == "scaled_dot_product_attention" and fused_attention(node, operands, any(needs[3:4])):
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False

@@ -57,6 +57,7 @@ class Work:
 
 
 FREE = Work(0.0, 0, "free", launches=0)
+_PRODUCTS = GEMMS | RECURRENT
 # Kernels of operations that eager torch runs as several: a cast, a square, a mean, a root, two products, a cast.
 _LAUNCHES = {"rms_norm": 7, "cross_entropy_loss": 2}
 _PASSES = {"rms_norm": 4}
@@ -77,7 +78,7 @@ def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorTyp
             4.0 * shape.batch * shape.heads * shape.queries * shape.keys * shape.head_dim, moved, "attention", None,
             shape
         )
-    product = _product(node, sizes, made[0]) if node.base in GEMMS | RECURRENT else None
+    product = _product(node, sizes, made[0]) if node.base in _PRODUCTS else None
     if product is not None:
         return Work(2.0 * math.prod(product), moved, "gemm", product)
     if node.base == "embedding":
