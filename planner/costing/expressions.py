@@ -26,9 +26,9 @@ class Text:
     @staticmethod
     def of(wired: Wiring | LocalBody, regions: Regions = ()) -> Text:
         """Of steps in any order."""
-        order = _emitted_order(wired.steps, named_values(wired, regions))
-        ordered = replace(wired, steps=tuple(wired.steps[at] for at in order))
-        return Text(ordered, order, named_values(ordered, regions))
+        named = named_values(wired, regions)
+        order = _emitted_order(wired.steps, named)
+        return Text(replace(wired, steps=tuple(wired.steps[at] for at in order)), order, named)
 
     @cached_property
     def parted(self) -> Text:
@@ -46,7 +46,7 @@ class Text:
 
 
 def named_values(local: Wiring | LocalBody, regions: Regions = ()) -> frozenset[str]:
-    """Values that live until the function returns (or longer, where autograd keeps them)."""
+    """Values that live until the function returns (or longer, where autograd keeps them), in whichever order steps run."""
     called, function = _called(local.steps), _functions(local.steps, regions)
     readers: dict[str, list[Step]] = {}
     for step in local.steps:

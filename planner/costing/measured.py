@@ -20,7 +20,7 @@ from planner.costing.local import LocalBody, Wiring, wire
 from planner.costing.operations import LocalCall, Operation, local_call
 from planner.costing.passes import BlockPasses, Emitted
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
-from planner.ir.graph import Body
+from planner.ir.graph import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
 from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.placement.ledger import CollectiveCount, MicrobatchTraffic, Traffic
@@ -61,15 +61,18 @@ class WholeBody:
 
     body: Body
     _flops: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
+    _shares: dict[tuple[str, OpStrategy, int], LocalCall] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def calls(self) -> tuple[LocalCall, ...]:
-        return tuple(
-            local_call(
-                self.body, node, OpStrategy("replicate", (REPLICATE,) * len(node.operands), (REPLICATE,) * len(node.types)), 1
-            )
-            for node in self.body.nodes
-        )
+        return tuple(self.share(node, _whole(node), 1) for node in self.body.nodes)
+
+    def share(self, node: Node, strategy: OpStrategy, degree: int) -> LocalCall:
+        """One rank's share of a node: one for all placements that run it alike."""
+        key = node.name, strategy, degree
+        if key not in self._shares:
+            self._shares[key] = local_call(self.body, node, strategy, degree)
+        return self._shares[key]
 
     def measure(self, microbatch: int) -> tuple[Operation, ...]:
         """Count its operations."""
@@ -105,7 +108,7 @@ class PlacedBody:
         """What rank 0 (which holds the most) calls."""
         strategies = {node.node: node.strategy for node in self.placement.nodes}
         degree = self.placement.degree
-        return tuple(local_call(self.body, node, strategies[node.name], degree) for node in self.body.nodes)
+        return tuple(self.whole.share(node, strategies[node.name], degree) for node in self.body.nodes)
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -155,6 +158,10 @@ class PlacedBody:
             memory = LevelMemory(kept_storages(local, level), passes, level, engine)
             found[level] = LevelWork(repeated, traffic.backward(moved), memory)
         return found
+
+
+def _whole(node: Node) -> OpStrategy:
+    return OpStrategy("replicate", (REPLICATE,) * len(node.operands), (REPLICATE,) * len(node.types))
 
 
 def measure_block(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.ir.graph import Body, Node
 from planner.ir.placement import OpStrategy, local_type
@@ -34,9 +34,15 @@ class LocalCall:
     outputs: tuple[TensorType, ...]
     needs: tuple[bool, ...]
     owned: tuple[bool, ...]
+    _known: dict[int, Operation] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def measure(self, microbatch: int) -> Operation:
         """Count it."""
+        if microbatch not in self._known:
+            self._known[microbatch] = self._measure(microbatch)
+        return self._known[microbatch]
+
+    def _measure(self, microbatch: int) -> Operation:
         node = self.node
         if node.base == "getitem":
             return Operation(node.name, node.base, node.type.dtype, False, FREE, FREE, FREE)

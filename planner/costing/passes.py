@@ -43,21 +43,29 @@ Kind = Literal["full", "input", "tail", "weight"]
 
 class Emitted:
     """A body for one batch as its emitted functions run it; ``local``: its steps in that order, whichever they were given in;
-    ``text``: that order, where it is known."""
+    ``text``, ``recorded``: that order, and the primitives in it, where they are known."""
 
-    def __init__(self, local: LocalBody, text: Text | None = None) -> None:
+    def __init__(
+        self, local: LocalBody, text: Text | None = None, recorded: tuple[Primitive, ...] | None = None
+    ) -> None:
         self.text = Text.of(local) if text is None else text
-        self._given, self.local = local, self.text.ordered(local)
+        self._given, self._recorded, self.local = local, recorded, self.text.ordered(local)
 
     @cached_property
     def parted(self) -> Emitted:
-        """With the regions that selective recomputation repeats in functions of their own."""
-        return self if self.text.parted is self.text else Emitted(self._given, self.text.parted)
+        """With the regions that selective recomputation repeats in functions of their own: the same primitives elsewhere."""
+        text, parted = self.text, self.text.parted
+        if parted is text:
+            return self
+        places = {given: at for at, given in enumerate(parted.order)}
+        moved = (p._replace(step=places[text.order[p.step]]) for p in self.arranged.primitives)
+        return Emitted(self._given, parted, tuple(sorted(moved, key=lambda primitive: primitive.step)))
 
     @cached_property
     def arranged(self) -> Arranged:
         """Its primitives in execution order."""
-        return Arranged(self.local, tuple(record(self.local).primitives), self.text.named)
+        recorded = tuple(record(self.local).primitives) if self._recorded is None else self._recorded
+        return Arranged(self.local, recorded, self.text.named)
 
 
 @dataclass
