@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.ir.plan import SPLIT_BACKWARD, StagePlan
+from planner.ir.plan import SPLIT_BACKWARD
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
@@ -26,7 +26,7 @@ from planner.search.solve import Task, certain_tied_seconds, try_stages
 
 Cuts = tuple[int, ...]
 """Where stages begin, and the last one ends."""
-FIRST_SLICE_S = 0.5
+FIRST_SLICE_S = 0.15
 """Seconds of the first look at branches; each further look may take twice as long."""
 SOON_S = 1.0
 """A mixture of paths that takes no longer than this belongs to the first look, which lasts as much longer."""
@@ -196,7 +196,7 @@ class Attempt:
             self.mixed |= counts.simulated_s + self.tied_s < target_s
         else:
             prediction = try_stages(self.tasks[0], counts.stages(), report)
-            if prediction is not None and not prediction.fits:
+            if not prediction.fits:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
 
     def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float) -> None:
@@ -211,21 +211,30 @@ class Attempt:
             return
         self._tried.update(fresh)
         for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
-            any(self._fits(task, fresh, report, limit_s) for task in self.tasks if task.chain.allowed.fixed_zero == stages)
+            for task in (task for task in self.tasks if task.chain.allowed.fixed_zero == stages):
+                best = self._fits(task, fresh, report, limit_s)
+                if best is not None:
+                    fresh = [best]  # Which cuts are best hardly depends on the ZeRO stage of tied parameters.
+                    break
 
-    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float) -> bool:
+    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float) -> Cuts | None:
+        """The cuts of a plan that fits, which was told of."""
         shape = self.counts.shape
         for _ in range(REPEATS):
-            prediction = try_stages(task, self._filled(task, shape, cuts, limit_s), report)
-            if prediction is None or prediction.fits:
-                return prediction is not None
+            best = self._filled(task, shape, cuts, limit_s)
+            if best is None:
+                return None
+            polish, bounds = best
+            prediction = try_stages(task, polish.shares.stages(polish.counts, bounds), report)
+            if prediction.fits:
+                return bounds
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
-        return False
+        return None
 
-    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts], limit_s: float) -> tuple[StagePlan, ...] | None:
-        """Stages between those of the cuts that make the shortest step, each rank within its memory; None where some rank
-        cannot be under any."""
+    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts], limit_s: float) -> tuple[Polish, Cuts] | None:
+        """What makes the shortest step between one of the cuts, each rank within its memory; None where some rank cannot be
+        under any."""
         begun: list[tuple[Polish, Cuts]] = []
         for each in cuts:
             shares = Shares.of(task.chain, shape, each)
@@ -233,9 +242,9 @@ class Attempt:
                 counts = shares.fill(late=late)
                 if counts is not None:
                     begun.append((Polish(shares, self.counts.stream, counts), each))
+        Polish.simulate([polish for polish, _ in begun])
         begun = sorted(begun, key=lambda pair: pair[0].step_s)[:POLISHED]
         for polish, _ in begun:
             if polish.step_s <= WORTH_POLISHING * limit_s:
                 polish.go()
-        best = min(begun, key=lambda pair: pair[0].step_s, default=None)
-        return None if best is None else best[0].shares.stages(best[0].counts, best[1])
+        return min(begun, key=lambda pair: pair[0].step_s, default=None)

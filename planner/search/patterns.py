@@ -28,7 +28,8 @@ from planner.search.tables import ONCE, OPTIMIZER, PASSES
 from planner.search.together import RankCosts
 
 MOST_ACTIONS, MOST_CASES = 110_000_000, 50_000
-"""Actions times cases, and cases, that one enumeration simulates at most."""
+"""Actions times cases, and cases, that one enumeration simulates at most. Where ranks can have more blocks than there are,
+a part of that: there are many ways then, and seldom few that are left."""
 GROWTH = 4
 """So many times as many cases are simulated before a rank is laid whole."""
 MOST_WAYS = 4_000
@@ -217,7 +218,7 @@ class Patterns:
         assert run is not None
         total, most = self.stream.runs[run].count, costs.most(run, target_s)
         spare = int(most.sum()) - total
-        left = min(MOST_CASES, MOST_ACTIONS // (3 * shape.stages * shape.microbatches))
+        left = min(MOST_CASES, MOST_ACTIONS // (3 * shape.stages * shape.microbatches) // (1 + max(spare, 0)))
         looked = _Looked(self, target_s, most - spare, left)
         cases = _Cases(self.fewest[None, :], np.zeros(1, dtype=np.int64))
         # From the last stage's rank on: all micro-batches turn round there, so what is decided counts at once.

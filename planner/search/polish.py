@@ -7,6 +7,7 @@ for blocks of one run, blocks change places, many of them simulated at once, as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +32,7 @@ class Polish:
     shares: Shares
     stream: Stream
     counts: Numbers
-    step_s: float = field(init=False)
+    _step_s: float | None = field(init=False, default=None)
     _times: Floats = field(init=False)
     _tails: Floats = field(init=False)
     _left: int = field(init=False)
@@ -43,7 +44,21 @@ class Polish:
         self._owned = np.array([shape.owned(rank) for rank in range(shape.pipeline)])
         self._times = np.empty((shape.stages, 3))
         self._times[self._owned], self._tails = self._seconds(self.counts, np.arange(shape.pipeline))
-        self.step_s = float(self._lengths(self._times[None])[0] + self._tails.max())
+
+    @staticmethod
+    def simulate(several: Sequence[Polish]) -> None:
+        """Find out the step of several of one shape at once."""
+        if several:
+            lengths_s = several[0]._lengths(np.stack([each._times for each in several]))
+            for each, length_s in zip(several, lengths_s.tolist(), strict=True):
+                each._step_s = length_s + float(each._tails.max())
+
+    @property
+    def step_s(self) -> float:
+        if self._step_s is None:
+            self.simulate([self])
+        assert self._step_s is not None
+        return self._step_s
 
     def go(self) -> None:
         """Change places until no change makes the step shorter, or too many were tried."""
@@ -76,7 +91,7 @@ class Polish:
             if step_s <= seconds[order[0]]:
                 break
         self.counts[ranks[helping]] = counts[helping]
-        self._times, self._tails, self.step_s = times, tails_s, step_s
+        self._times, self._tails, self._step_s = times, tails_s, step_s
         return True
 
     def _changes(self, rank: int) -> Numbers:

@@ -105,10 +105,8 @@ def _state_vector(costed: CostedGraph, option: int, bodies: set[str], zero: int)
     )
 
 
-def try_stages(task: Task, stages: tuple[StagePlan, ...] | None, report: Look) -> Prediction | None:
-    """Evaluate stages, where there are any, and report what fits; what is seen of them then."""
-    if stages is None:
-        return None
+def try_stages(task: Task, stages: tuple[StagePlan, ...], report: Look) -> Prediction:
+    """Evaluate stages, and report what fits; what is seen of them then."""
     plan = task.plan(stages)
     prediction = evaluate(plan, task.chain.costed, task.cluster, task.engine)
     return report(plan, prediction) if prediction.fits else prediction

@@ -66,7 +66,8 @@ class TrainingStep(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
-        return self.loss(self.model(**given), batch)
+        with RefuseSampleLoops(BATCH):  # here, since torch's own code around it asks tensors a hundred thousand times
+            return self.loss(self.model(**given), batch)
 
 
 def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repeats: bool = True) -> Exported:
@@ -97,7 +98,6 @@ def _program(
                     firsts = stack.enter_context(repeats_as_one(built.module, "model"))
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
-                stack.enter_context(RefuseSampleLoops(BATCH))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
             if firsts and not draw_out(program):
                 return None

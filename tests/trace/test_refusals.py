@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
+from planner.ir.errors import ModelError
+from planner.trace import load_model
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 Refused = Callable[..., str]
@@ -300,7 +302,9 @@ def test_config_setting(refused: Refused, config: Callable[..., Path]) -> None:
     assert refused(f"hf:{file}", "--set", "hidden_size=wide").startswith("--set hidden_size: is 'wide': ")
 
 
-def test_no_transformers(refused: Refused, config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_transformers(config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     file = config(model_type="llama")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert refused(f"hf:{file}") == f"hf:{file}: needs transformers; pip install 'shardwright[huggingface]'"
+    with pytest.raises(ModelError) as error:
+        load_model(f"hf:{file}", {}, None)
+    assert str(error.value) == f"hf:{file}: needs transformers; pip install 'shardwright[huggingface]'"
