@@ -50,7 +50,7 @@ PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
 """How far from a solution towards the best point so far paths are sought."""
-MOST_PATHS, NEWEST_PATHS = 100, 50
+MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a program of real variables has; then those that are not tight are left out, but for the newest."""
 KNOWN = 20
 """So many of the known paths that are longer than a solution says are added to its program at once."""
@@ -109,6 +109,7 @@ class Counts:
     shares: list[Share] = field(default_factory=list)
     _last: int = 0
     _stated: dict[int, Row] = field(default_factory=dict)
+    _seen: int = 0
     _tightened: bool = False
     _covered: bool = False
     tightenings: int = 0
@@ -236,8 +237,12 @@ class Counts:
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
     def _real(self, effort: Effort) -> Outcome:
-        """Solve with real variables, under all paths that are known: in the program are those that some solution needed."""
+        """Solve with real variables, under all paths that are known. An exact program is solved once or twice, and has those
+        that its solutions need; another is gone on with from branch to branch, and has all that are new."""
         program = self._model()
+        if not self.exact:
+            self._state(range(self._seen, len(self.paths.known)))
+            self._seen = len(self.paths.known)
         while True:
             answer = program.solve(whole=False, time_limit_s=max(0.0, effort.left_s(whole=False)), limit=effort.target_s)
             if answer.values is None or not self._state(self._known_longer(answer.values)):
