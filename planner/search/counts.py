@@ -237,15 +237,15 @@ class Counts:
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
     def _real(self, effort: Effort) -> Outcome:
-        """Solve with real variables, under all paths that are known. An exact program is solved once or twice, and has those
-        that its solutions need; another is gone on with from branch to branch, and has all that are new."""
+        """Solve with real variables. An exact program is solved a few times only, and has those known paths that its solutions
+        need; another is gone on with from branch to branch, and gets all that are new."""
         program = self._model()
         if not self.exact:
             self._state(range(self._seen, len(self.paths.known)))
             self._seen = len(self.paths.known)
         while True:
             answer = program.solve(whole=False, time_limit_s=max(0.0, effort.left_s(whole=False)), limit=effort.target_s)
-            if answer.values is None or not self._state(self._known_longer(answer.values)):
+            if not self.exact or answer.values is None or not self._state(self._known_longer(answer.values)):
                 return answer
 
     def _known_longer(self, values: Floats) -> list[int]:
