@@ -19,7 +19,8 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
-from planner.search.counts import UNTIL_MIXED, Counts, Effort
+from planner.search.counts import UNTIL_MIXED, Counts
+from planner.search.effort import Effort
 from planner.search.linear import Floats
 from planner.search.patterns import Patterns
 

@@ -32,6 +32,7 @@ from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.counted import Ranks
 from planner.search.covers import cover_rows
+from planner.search.effort import AGREEMENT, Effort
 from planner.search.linear import Floats, Indices, Outcome, Program, Row
 from planner.search.mixtures import best_mixture, grains, mixing_seconds
 from planner.search.paths import Paths, Pool, paths_of
@@ -54,31 +55,8 @@ MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a program of real variables has; then those that are not tight are left out, but for the newest."""
 KNOWN = 20
 """So many of the known paths that are longer than a solution says are added to its program at once."""
-OVERTIME_S = 0.5
-"""So many seconds whole numbers are sought at least, once it is begun."""
-AGREEMENT = 1e-4
-"""The simulation and the longest known path agree to this part."""
 PATIENCE, PROGRESS = 30, 0.05
 """Real variables are given up where so many paths raise the bound by less than this part of what is left to the target."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """When to stop: a ``target_s`` that nothing above matters to, a ``deadline`` (time.perf_counter), how many paths, the
-    relative ``gap`` of whole numbers. ``end``: when whole numbers are given up that are sought at the deadline; what they have
-    learned is lost then."""
-
-    target_s: float
-    deadline: float
-    paths: int = 200
-    gap: float = AGREEMENT
-    end: float = -math.inf
-
-    def left_s(self, *, whole: bool) -> float:
-        """Seconds that a solve which begins now may take."""
-        now = time.perf_counter()
-        left_s = self.deadline - now
-        return max(left_s, min(OVERTIME_S, self.end - now)) if whole and left_s > 0 else left_s
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from planner.ir.plan import SPLIT_BACKWARD
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
-from planner.search.counts import Counts, Effort
+from planner.search.counts import Counts
+from planner.search.effort import Effort
 from planner.search.families import Bundle, Counted, Family, Scope
 from planner.search.greedy import Shares, even_cuts, rounded_cuts
 from planner.search.mixtures import grains, mixing_seconds

@@ -32,7 +32,8 @@ from planner.search.branches import Branches, Found, Opened
 from planner.search.candidates import Candidate
 from planner.search.chain import Chain
 from planner.search.counted import Ranks
-from planner.search.counts import Counts, Effort
+from planner.search.counts import Counts
+from planner.search.effort import Effort
 from planner.search.engine import planning_engine
 from planner.search.linear import Floats, Row
 from planner.search.mixtures import Mixture

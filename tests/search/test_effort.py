@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from planner.search.counts import OVERTIME_S, Effort
+from planner.search.effort import OVERTIME_S, Effort
 
 
 def test_whole_numbers_that_are_begun_get_their_time() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from cost_models.pipeline import CriticalPath, StageTimes, dependencies, longest_paths, simulate
 from planner.search.counted import Ranks
-from planner.search.counts import AGREEMENT, Counts, Effort
+from planner.search.counts import Counts
+from planner.search.effort import AGREEMENT, Effort
 from planner.search.mixtures import MOST_ACTIONS, _network, best_mixture, grains, mixing_seconds
 from planner.search.rows import LENGTH, TAIL
 from planner.search.shape import Shape

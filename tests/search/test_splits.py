@@ -10,7 +10,8 @@ import pytest
 
 from cost_models.pipeline import StageTimes, simulate
 from planner.search.counted import Ranks
-from planner.search.counts import Counts, Effort
+from planner.search.counts import Counts
+from planner.search.effort import Effort
 from planner.search.linear import Floats
 from planner.search.shape import Shape
 from planner.search.splits import best_split

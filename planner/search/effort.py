@@ -1,0 +1,31 @@
+"""How much is to be done for an answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+AGREEMENT = 1e-4
+"""The simulation and the longest known path agree to this part."""
+OVERTIME_S = 0.5
+"""So many seconds whole numbers are sought at least, once that is begun."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When to stop: a ``target_s`` that nothing above matters to, a ``deadline`` (time.perf_counter), how many paths, the
+    relative ``gap`` of whole numbers. ``end``: when whole numbers are given up that are sought at the deadline; what they have
+    learned is lost then."""
+
+    target_s: float
+    deadline: float
+    paths: int = 200
+    gap: float = AGREEMENT
+    end: float = -math.inf
+
+    def left_s(self, *, whole: bool) -> float:
+        """Seconds that a solve which begins now may take."""
+        now = time.perf_counter()
+        left_s = self.deadline - now
+        return max(left_s, min(OVERTIME_S, self.end - now)) if whole and left_s > 0 else left_s
