@@ -99,12 +99,13 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_at_exit()
     with no_collection():
-        import torch
+        with suppress(ImportError):  # who asks is told
+            import torch
 
-        import planner.trace  # noqa: F401  # while nothing is asked for yet
+            import planner.trace  # noqa: F401  # while nothing is asked for yet
 
-        # There is work for the other cores, and filling small tensors in parallel waits for them.
-        torch.set_num_threads(1)
+            # There is work for the other cores, and filling small tensors in parallel waits for them.
+            torch.set_num_threads(1)
         try:
             asked: _Asked = pickle.load(source)
         except EOFError:

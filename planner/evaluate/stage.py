@@ -50,12 +50,12 @@ class StageLoad:
     lone_bytes: int
 
 
-def forward_seconds(cost: BlockCost | BlockSeconds, state: StateCost) -> float:
+def forward_seconds(cost: BlockSeconds, state: StateCost) -> float:
     """All that a block's forward pass of one micro-batch takes."""
     return cost.forward_s + cost.forward_comm_s + cost.forward_context_s + cost.forward_expert_s + state.forward_comm_s
 
 
-def input_gradient_seconds(cost: BlockCost | BlockSeconds, state: StateCost) -> float:
+def input_gradient_seconds(cost: BlockSeconds, state: StateCost) -> float:
     """All of a block's backward pass but the weight gradients."""
     repeated = cost.recompute_s + cost.recompute_comm_s
     exchanged = cost.backward_context_s + cost.backward_expert_s

@@ -14,57 +14,14 @@ RECOMPUTE_LEVELS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCost:
-    """One block under one placement, micro-batch and recomputation, on one rank, for one micro-batch.
+class BlockSeconds:
+    """The seconds of one block under one placement, micro-batch and recomputation, on one rank, for one micro-batch.
 
     ``forward_s`` and ``backward_s`` hold compute only; ``recompute_s`` is the forward repeated in the backward pass.
     ``input_gradient_s`` + ``weight_gradient_s`` = ``backward_s`` (zero-bubble schedules part them).
     ``forward_comm_s``/``backward_comm_s``/``recompute_comm_s``: exposed tensor-axis communication; ``..._context_s`` and
     ``..._expert_s``: that of those axes, what recomputation repeats counted with the backward pass.
-    ``saved_bytes``: what autograd keeps from forward to backward for one micro-batch (parameters left out);
-    ``waiting_bytes``: what it keeps beyond that between the input and the weight part of a split backward pass;
-    ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept; ``split_peak_bytes``:
-    in either part of a split backward pass.
-    ``parameter_elements``: trained elements this rank holds before ZeRO; ``buffer_bytes``: constants.
-    ``flops``: model FLOPs of forward and backward of the WHOLE block (all ranks), without recomputation.
     """
-
-    forward_s: float
-    input_gradient_s: float
-    weight_gradient_s: float
-    recompute_s: float
-    forward_comm_s: float
-    backward_comm_s: float
-    recompute_comm_s: float
-    saved_bytes: int
-    forward_peak_bytes: int
-    backward_peak_bytes: int
-    parameter_elements: int
-    buffer_bytes: int
-    flops: float
-    forward_context_s: float = 0.0
-    backward_context_s: float = 0.0
-    forward_expert_s: float = 0.0
-    backward_expert_s: float = 0.0
-    waiting_bytes: int = 0
-    split_peak_bytes: int = 0
-
-    def kept_bytes(self, split: bool) -> int:
-        """The most that a live micro-batch keeps; ``split``: the schedule parts the backward pass."""
-        return self.saved_bytes + (self.waiting_bytes if split else 0)
-
-    def peak_bytes(self, split: bool) -> int:
-        """The most that lives transiently in any pass."""
-        return max(self.forward_peak_bytes, self.backward_peak_bytes, self.split_peak_bytes if split else 0)
-
-    @property
-    def backward_s(self) -> float:
-        return self.input_gradient_s + self.weight_gradient_s
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSeconds:
-    """The seconds of a :class:`BlockCost`."""
 
     forward_s: float
     input_gradient_s: float
@@ -77,6 +34,40 @@ class BlockSeconds:
     backward_context_s: float
     forward_expert_s: float
     backward_expert_s: float
+
+    @property
+    def backward_s(self) -> float:
+        return self.input_gradient_s + self.weight_gradient_s
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost(BlockSeconds):
+    """Its bytes too.
+
+    ``saved_bytes``: what autograd keeps from forward to backward for one micro-batch (parameters left out);
+    ``waiting_bytes``: what it keeps beyond that between the input and the weight part of a split backward pass;
+    ``forward_peak_bytes``/``backward_peak_bytes``: the most that lives transiently besides what is kept; ``split_peak_bytes``:
+    in either part of a split backward pass.
+    ``parameter_elements``: trained elements this rank holds before ZeRO; ``buffer_bytes``: constants.
+    ``flops``: model FLOPs of forward and backward of the WHOLE block (all ranks), without recomputation.
+    """
+
+    saved_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    parameter_elements: int
+    buffer_bytes: int
+    flops: float
+    waiting_bytes: int = 0
+    split_peak_bytes: int = 0
+
+    def kept_bytes(self, split: bool) -> int:
+        """The most that a live micro-batch keeps; ``split``: the schedule parts the backward pass."""
+        return self.saved_bytes + (self.waiting_bytes if split else 0)
+
+    def peak_bytes(self, split: bool) -> int:
+        """The most that lives transiently in any pass."""
+        return max(self.forward_peak_bytes, self.backward_peak_bytes, self.split_peak_bytes if split else 0)
 
 
 @dataclass(frozen=True, slots=True)
