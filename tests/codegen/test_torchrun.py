@@ -6,8 +6,6 @@ Most programs run in the session's workers, which are there already; what torchr
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from planner.ir.plan import Plan
 from tests.codegen.megatron import placements
 from tests.codegen.plans import plan_of, traced
 from tests.matrix.workers import Workers
+from tests.torchrun import torchrun
 
 PLANS = {
     "one rank": {},
@@ -49,11 +48,7 @@ def worked(workers: Workers, plan: Plan, directory: Path) -> list[str]:
 
 def started(plan: Plan, directory: Path) -> list[str]:
     """The same of processes of its own, under torchrun with its output piped."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.mesh.devices),
-        str(directory / "train.py"), *STEPS,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = torchrun(plan.mesh.devices, str(directory / "train.py"), *STEPS)
     assert done.returncode == 0, done.stderr[-3000:]
     return re.findall(r"loss (\S+)", done.stdout)
 

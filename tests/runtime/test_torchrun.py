@@ -1,14 +1,16 @@
-"""Programs as users start them: under torchrun, in processes of their own."""
+"""What programs do that users start with torchrun."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.torchrun import HungError, Run, torchrun
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": [2, 0, 1, 3, 2, 2]}
@@ -17,15 +19,10 @@ EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": 
 TRAIN = Path(__file__).with_name("toy_train.py")
 
 
-def torchrun(
-    toy: dict[str, object], ranks: int, *arguments: str, program: Path = TRAIN
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {**os.environ, "TOY": json.dumps(toy), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*command, str(program), *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False,
-        cwd=ROOT,
-    )
+def start(toy: dict[str, object], ranks: int, *arguments: str, program: Path = TRAIN) -> Run:
+    environment = {"TOY": json.dumps(toy), "PYTHONPATH": str(ROOT)}
+    appends = [Path(value) for name, value in pairwise(arguments) if name == "--metrics"]
+    return torchrun(ranks, str(program), *arguments, environment=environment, directory=ROOT, appends=appends)
 
 
 def metrics(path: Path) -> list[dict[str, float]]:
@@ -37,8 +34,8 @@ def metrics(path: Path) -> list[dict[str, float]]:
 def test_eight_ranks_train_like_one(tmp_path: Path, precision: str) -> None:
     run = ["--steps", "4", "--learning-rate", "1e-2"]
     wide = "fp64" if precision == "fp64" else "fp32"
-    one = torchrun({"precision": wide}, 1, *run, "--metrics", str(tmp_path / "one"))
-    eight = torchrun({**EVERYTHING, "precision": precision}, 8, *run, "--metrics", str(tmp_path / "eight"))
+    one = start({"precision": wide}, 1, *run, "--metrics", str(tmp_path / "one"))
+    eight = start({**EVERYTHING, "precision": precision}, 8, *run, "--metrics", str(tmp_path / "eight"))
     assert one.returncode == 0, one.stderr
     assert eight.returncode == 0, eight.stderr
     assert "step 4/4  loss" in eight.stdout
@@ -55,11 +52,11 @@ def test_text_is_prepared_and_trained_on_or_refused_in_one_line(tmp_path: Path) 
     text.write_bytes(bytes(range(50)) * 40)
     prepare = [sys.executable, str(ROOT / "examples" / "prepare_text.py"), str(text), "-o", str(tokens)]
     subprocess.run(prepare, check=True, capture_output=True)
-    done = torchrun({"data": 2}, 2, "--steps", "3", "--data", str(tokens))
+    done = start({"data": 2}, 2, "--steps", "3", "--data", str(tokens))
     assert done.returncode == 0, done.stderr
     text.write_bytes(b"letters are beyond the vocabulary")
     subprocess.run(prepare, check=True, capture_output=True)
-    refused = torchrun({"data": 2}, 2, "--data", str(tokens))
+    refused = start({"data": 2}, 2, "--data", str(tokens))
     assert refused.returncode != 0
     assert f"error: {tokens}: holds token 121; the model's vocabulary has 51 (0 to 50)" in refused.stderr
     assert refused.stderr.count("error: ") == 1
@@ -83,13 +80,42 @@ main_guard(main)
 def test_rank_0_says_why_though_another_is_refused_first(tmp_path: Path) -> None:
     program = tmp_path / "late.py"
     program.write_text(LATE)
-    refused = torchrun({}, 2, program=program)
+    refused = start({}, 2, program=program)
     assert refused.stderr.count("error: file: is wrong") == 1
 
 
 @pytest.mark.slow
 def test_a_wrong_number_of_processes_is_refused() -> None:
-    refused = torchrun({"data": 2, "tensor": 2}, 2)
+    refused = start({"data": 2, "tensor": 2}, 2)
     assert "2 processes; this plan needs 4 (pipeline 1 x data 2 x tensor 2)" in refused.stderr
     assert "exitcode  : 2" in refused.stderr
     assert "ProgramError" not in refused.stderr
+
+
+HANGS = """
+import os, sys, time
+from pathlib import Path
+
+def stand_still():
+    time.sleep(600)
+
+if os.environ["RANK"] == "1":
+    marks = Path(sys.argv[1])
+    here = len(list(marks.iterdir()))
+    (marks / str(here)).touch()
+    if here < int(sys.argv[2]):
+        stand_still()
+print("through")
+"""
+
+
+@pytest.mark.slow
+def test_a_hang_is_forgiven_once_and_says_where_it_was(tmp_path: Path) -> None:
+    program, marks = tmp_path / "hangs.py", tmp_path / "marks"
+    program.write_text(HANGS)
+    marks.mkdir()
+    with pytest.warns(UserWarning, match=r"(?s)run again: no end in 10 s\n.*in stand_still"):
+        done = torchrun(2, str(program), str(marks), "1", timeout_s=10)
+    assert done.returncode == 0 and done.stdout.count("through") == 2
+    with pytest.warns(UserWarning, match="run again"), pytest.raises(HungError, match="in stand_still"):
+        torchrun(2, str(program), str(marks), "4", timeout_s=10)
