@@ -9,6 +9,7 @@ may be, which is checked. Floats derived from the batch are refused where they a
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import io
 import linecache
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from planner.ir.errors import ModelError, ShardwrightError
@@ -29,11 +30,12 @@ from planner.ir.graph import BatchInput
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
+from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
 from planner.trace.loops import RefuseSampleLoops
 from planner.trace.recipes import default_dtype
-from planner.trace.repeats import draw_out, repeats_as_one
+from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 
 BATCH = 1_000_003
 """Samples of the traced batch: a prime beyond any size of a model."""
@@ -44,12 +46,14 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Exported:
-    """The exported step and the batch inputs that it takes."""
+    """The exported step and the batch inputs that it takes. ``hidden``: nodes of parameters and buffers beside those that the
+    program's signature names, by the model's names."""
 
     where: str
     program: ExportedProgram
     batch_inputs: tuple[BatchInput, ...]
     sequence: int
+    hidden: Mapping[str, fx.Node]
 
 
 class TrainingStep(nn.Module):
@@ -63,11 +67,21 @@ class TrainingStep(nn.Module):
         self.model = model
         self.accepted = accepted
         self.loss = loss
+        self.hidden = Hidden()
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
-        with RefuseSampleLoops(BATCH):  # here, since torch's own code around it asks tensors a hundred thousand times
+        # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
+        with self.hidden.shown(), RefuseSampleLoops(BATCH):
             return self.loss(self.model(**given), batch)
+
+
+class _Way(enum.Enum):
+    """How repeated modules are exported, the quickest way first: once, tensors of the others hidden from torch; once; each."""
+
+    HIDDEN = enum.auto()
+    ONCE = enum.auto()
+    EACH = enum.auto()
 
 
 def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repeats: bool = True) -> Exported:
@@ -76,40 +90,50 @@ def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repe
     ``repeats``: repeated modules that are provably alike are traced once, with the same result.
     """
     _check_sizes(source, built, sequence)
+    return _export(source, built, sequence, _Way.HIDDEN if repeats else _Way.EACH)
+
+
+def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _Way) -> Exported:
     with built.fake:
         batch = _example_batch(source, built, sequence)
-    program = _program(source, built, batch, repeats)
-    if program is None:  # a model as new: forward may have changed the other
-        return export(source, build(source, built.dtype), sequence, repeats=False)
     given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
-    return Exported(source.where, program, given, sequence or 0)
+    program, hidden = _program(source, built, batch, way)
+    if isinstance(program, _Way):  # with a model as new: forward may have changed the other
+        source = source if source.anew is None else source.anew()
+        return _export(source, build(source, built.dtype), sequence, program)
+    return Exported(source.where, program, given, sequence or 0, hidden.nodes)
 
 
 def _program(
-    source: ModelSource, built: BuiltModel, batch: dict[str, Tensor], repeats: bool
-) -> ExportedProgram | None:
-    """The step as torch exports it; None where it has to be exported without repeats."""
+    source: ModelSource, built: BuiltModel, batch: dict[str, Tensor], way: _Way
+) -> tuple[ExportedProgram | _Way, Hidden]:
+    """The step as torch exports it, or the way in which it has to be exported."""
     step = TrainingStep(built.module, _accepted(source, built.module, batch), source.loss or default_loss)
-    firsts: Mapping[object, object] = {}
+    repeats = Repeats()
     with _quiet():
         try:
             with contextlib.ExitStack() as stack:
-                if repeats:
-                    firsts = stack.enter_context(repeats_as_one(built.module, "model"))
+                if way is not _Way.EACH:
+                    repeats = stack.enter_context(repeats_as_one(built.module, "model", hide=way is _Way.HIDDEN))
+                step.hidden = repeats.hidden
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
-            if firsts and not draw_out(program):
-                return None
-            if _mutates(program) or _maps(program):
+            if repeats.hidden.members and (_changes(program) or repeats.hidden.read(program, "model")):
+                return _Way.ONCE, repeats.hidden
+            if repeats.firsts and not draw_out(program, repeats.hidden):
+                return _Way.EACH, repeats.hidden
+            if _changes(program):
                 program.graph_module.recompile()
                 program = program.run_decompositions({})
-            return program
+            return program, repeats.hidden
         except ShardwrightError:
             raise
+        except UnlikeError:
+            return _Way.ONCE, repeats.hidden
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
-            if firsts:
-                return None
+            if repeats.firsts or repeats.hidden.members:
+                return _Way.EACH, repeats.hidden
             raise _untraceable(source.where, error, step.accepted) from error
 
 
@@ -224,6 +248,11 @@ def _calls(program: ExportedProgram) -> Iterator[Any]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (node.target for node in module.graph.nodes if node.op == "call_function")
+
+
+def _changes(program: ExportedProgram) -> bool:
+    """Whether the program has to be made another by torch."""
+    return _mutates(program) or _maps(program)
 
 
 def _mutates(program: ExportedProgram) -> bool:

@@ -97,7 +97,7 @@ def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
     program = exported.program
     refuse_mutation(program, exported.where)
     reader = _Reader(exported.where, built)
-    reader.read_inputs(program)
+    reader.read_inputs(program, exported.hidden)
     outputs = reader.read_nodes(program.graph_module, reader.names, no_gradient=False)
     batch_inputs = tuple(
         replace(given, type=reader.inputs.get(f"batch:{given.name}", given.type)) for given in exported.batch_inputs
@@ -128,24 +128,32 @@ class _Reader:
         self.trainable = {p.fqn for p in built.parameters if p.trainable}
         self.gradients: set[str] = set()
 
-    def read_inputs(self, program: ExportedProgram) -> None:
+    def read_inputs(self, program: ExportedProgram, hidden: Mapping[str, fx.Node]) -> None:
         placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        given = []
         for spec in program.graph_signature.input_specs:
-            node = placeholders[spec.arg.name]
-            target = _own(spec.target or "")
-            target = self.built.canonical.get(target, target)
-            if spec.kind is InputKind.PARAMETER:
-                name = f"parameter:{target}"
-                self.gradients |= {name} if target in self.trainable else set()
-            elif spec.kind is InputKind.USER_INPUT:
-                name = f"batch:{node.name.removeprefix('batch_')}"
-            else:
-                name = f"buffer:{target}"
-                if spec.kind is InputKind.CONSTANT_TENSOR:
-                    self._keep_constant(target, program.constants[spec.target or ""])
-            self.names[node] = Ref(name)
-            if isinstance(node.meta.get("val"), Tensor):
-                self.inputs[name] = tensor_type(node.meta["val"])
+            given.append((spec.kind, _own(spec.target or ""), placeholders[spec.arg.name]))
+            if spec.kind is InputKind.CONSTANT_TENSOR:
+                self._keep_constant(_own(spec.target or ""), program.constants[spec.target or ""])
+        for fqn, node in hidden.items():
+            given.append((InputKind.BUFFER if fqn in self.built.buffers else InputKind.PARAMETER, fqn, node))
+        if hidden:  # among the others, in the model's order
+            places = {fqn: place for place, fqn in enumerate(self.built.canonical)}
+            given.sort(key=lambda item: places.get(item[1], len(places)))
+        for kind, target, node in given:
+            self._read_input(kind, self.built.canonical.get(target, target), node)
+
+    def _read_input(self, kind: InputKind, fqn: str, node: fx.Node) -> None:
+        if kind is InputKind.PARAMETER:
+            name = f"parameter:{fqn}"
+            self.gradients |= {name} if fqn in self.trainable else set()
+        elif kind is InputKind.USER_INPUT:
+            name = f"batch:{node.name.removeprefix('batch_')}"
+        else:
+            name = f"buffer:{fqn}"
+        self.names[node] = Ref(name)
+        if isinstance(node.meta.get("val"), Tensor):
+            self.inputs[name] = tensor_type(node.meta["val"])
 
     def _keep_constant(self, fqn: str, value: Any) -> None:
         value = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value

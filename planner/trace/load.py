@@ -25,7 +25,8 @@ class ModelSource:
     """How to make a model: ``where`` names it in messages, ``build`` constructs it (weights included).
 
     ``example_inputs(batch, seq)`` and ``loss(outputs, batch)`` are the model file's own, where it defines them.
-    ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none.
+    ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none. ``anew``: the same,
+    its file run again, for a model whose forward has changed what the file holds; None where there is no file.
     """
 
     where: str
@@ -34,6 +35,7 @@ class ModelSource:
     loss: Callable[..., Any] | None
     name: str
     sequence: int | None = None
+    anew: Callable[[], ModelSource] | None = None
 
 
 def load_model(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
@@ -74,7 +76,10 @@ def _load_file(spec: str, settings: Mapping[str, object], sequence: int | None) 
     for key, value in (("example_inputs(batch, seq)", example_inputs), ("loss(outputs, batch)", loss)):
         if value is not None and not callable(value):
             raise ModelError(path, f"defines {key.partition('(')[0]} as {type(value).__name__}", f"define {key}")
-    return ModelSource(spec, construct, example_inputs, loss, name, sequence or _default_sequence(maker, keywords))
+    return ModelSource(
+        spec, construct, example_inputs, loss, name, sequence or _default_sequence(maker, keywords),
+        lambda: _load_file(spec, settings, sequence),
+    )
 
 
 def _default_sequence(maker: Callable[..., Any], keywords: Mapping[str, object]) -> int | None:

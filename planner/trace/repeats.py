@@ -15,7 +15,7 @@ import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,13 +25,14 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from planner.trace.alike import Call, Calls
 from planner.trace.closed import ClosedCode
+from planner.trace.hidden import Hidden, UnlikeError, hide_repeated
 from planner.trace.lines import is_users
 
 LEAST = 4  # of a module's children that are of one class: fewer are exported as they are
 
 _LIBRARY = torch.library.Library("shardwright", "FRAGMENT")
 _LIBRARY.define("first(Tensor[] inputs, Tensor[] own, Tensor[] made, str path) -> Tensor[]")
-_LIBRARY.define("again(Tensor[] inputs, Tensor[] own, Tensor[] first) -> Tensor[]")
+_LIBRARY.define("again(Tensor[] inputs, Tensor[] own, Tensor[] first, int hidden) -> Tensor[]")
 
 
 def _like(tensors: list[Tensor]) -> list[Tensor]:
@@ -43,7 +44,7 @@ def _no_gradient(context: Any, *gradients: Tensor) -> None:
 
 
 torch.library.register_fake("shardwright::first", lambda inputs, own, made, path: _like(made), lib=_LIBRARY)
-torch.library.register_fake("shardwright::again", lambda inputs, own, first: _like(first), lib=_LIBRARY)
+torch.library.register_fake("shardwright::again", lambda inputs, own, first, hidden: _like(first), lib=_LIBRARY)
 torch.library.register_autograd("shardwright::again", _no_gradient, lib=_LIBRARY)
 _FIRST, _AGAIN = torch.ops.shardwright.first.default, torch.ops.shardwright.again.default
 
@@ -61,11 +62,24 @@ class _First:
     like: list[Tensor] | None = None
 
 
-class _Member:
-    """Stands for the forward of one repeated module while the model is exported."""
+@dataclass
+class Repeats:
+    """``firsts``: the first calls by what they have in common with those that are alike."""
 
-    def __init__(self, path: str, module: nn.Module, calls: Calls, firsts: dict[object, _First]) -> None:
-        self.path, self.module, self.calls, self.firsts = path, module, calls, firsts
+    calls: Calls = field(default_factory=Calls)
+    firsts: dict[object, _First] = field(default_factory=dict)
+    hidden: Hidden = field(default_factory=Hidden)
+
+
+class _Member:
+    """Stands for the forward of one repeated module while the model is exported. ``number``: among those whose tensors are
+    hidden (None: this one's are not)."""
+
+    def __init__(self, path: str, module: nn.Module, repeats: Repeats) -> None:
+        self.path, self.module, self.calls, self.firsts, self.hidden = (
+            path, module, repeats.calls, repeats.firsts, repeats.hidden
+        )
+        self.number: int | None = None
         self.forward: Callable[..., Any] = module.forward
         self.called = False
 
@@ -73,12 +87,12 @@ class _Member:
         call = None if self.called else self.calls.of(self.module, args, kwargs, self)
         self.called = True
         if call is None:
-            return self.forward(*args, **kwargs)
+            return self._run(args, kwargs)
         key = (_caller(), call.key)
         if key in self.firsts:
-            outputs = _again(self.calls, self.firsts[key], call)
-            return self.forward(*args, **kwargs) if outputs is None else _rebuilt(self.firsts[key].result, iter(outputs))
-        result = self.forward(*args, **kwargs)
+            outputs = self._again(self.firsts[key], call)
+            return self._run(args, kwargs) if outputs is None else _rebuilt(self.firsts[key].result, iter(outputs))
+        result = self._run(args, kwargs)
         after = self.calls.of(self.module, args, kwargs, self)
         outputs = _outputs(result)
         fresh = {id(t) for t in outputs}.isdisjoint(map(id, (*call.inputs, *call.own)))
@@ -86,6 +100,18 @@ class _Member:
         fit = bool(outputs) and fresh and same
         self.firsts[key] = _First(self.path, call, result, outputs, fit)
         return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own forward. Raises UnlikeError where its tensors are hidden."""
+        if self.number is not None:
+            raise UnlikeError(self.path)
+        return self.forward(*args, **kwargs)
+
+    def _again(self, first: _First, call: Call) -> list[Tensor] | None:
+        if self.number is None:
+            return _again(self.calls, first, call)
+        same = all(map(operator.is_, call.own, self.hidden.members[self.number].values()))
+        return _again(self.calls, first, call, self.number) if same else None
 
 
 def _caller() -> tuple[str, int]:
@@ -97,20 +123,24 @@ def _caller() -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def repeats_as_one(model: nn.Module, prefix: str) -> Iterator[Mapping[object, _First]]:
-    """Export a model's repeated calls as ``first`` and ``again``. ``prefix``: the model's path in what is exported. Yields the
-    first calls by what they have in common with those that are alike."""
-    firsts: dict[object, _First] = {}
-    calls = Calls()
-    found = {module: path for path, module in reversed([*_candidates(model, calls.code)])}  # shared ones by their first path
-    members = [_Member(f"{prefix}.{path}", module, calls, firsts) for module, path in found.items()]
-    for member in members:
-        vars(member.module)["forward"] = member
+def repeats_as_one(model: nn.Module, prefix: str, *, hide: bool) -> Iterator[Repeats]:
+    """Export a model's repeated calls as ``first`` and ``again``. ``prefix``: the model's path in what is exported; ``hide``:
+    and let torch not see tensors of modules that look repeated. Yields what is met."""
+    repeats = Repeats()
+    # Shared ones by their first path.
+    found = {module: path for path, module in reversed([*_candidates(model, repeats.calls.code)])}
+    members = {module: _Member(f"{prefix}.{path}", module, repeats) for module, path in found.items()}
+    if hide:
+        for module, number in hide_repeated(repeats.hidden, model, reversed(members), repeats.calls).items():
+            members[module].number = number
+    for module, member in members.items():
+        vars(module)["forward"] = member
     try:
-        yield firsts
+        with repeats.hidden.away():
+            yield repeats
     finally:
-        for member in members:
-            del vars(member.module)["forward"]
+        for module in members:
+            del vars(module)["forward"]
 
 
 def _candidates(model: nn.Module, code: ClosedCode, path: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -146,8 +176,9 @@ def _rebuilt(result: Any, tensors: Iterator[Tensor]) -> Any:
     return result if result is None else next(tensors)
 
 
-def _again(calls: Calls, first: _First, call: Call) -> list[Tensor] | None:
-    """What a call yields that is like the first; None where it has to run."""
+def _again(calls: Calls, first: _First, call: Call, hidden: int | None = None) -> list[Tensor] | None:
+    """What a call yields that is like the first; None where it has to run. ``hidden``: the number of a module whose tensors
+    are."""
     mode = get_proxy_mode()
     if mode is None or not first.fit:
         return None
@@ -157,7 +188,8 @@ def _again(calls: Calls, first: _First, call: Call) -> list[Tensor] | None:
         if _region(node) is None:
             first.fit = False
             return None
-    made: list[Tensor] = torch.ops.shardwright.again(list(call.inputs), list(call.own), first.like)
+    own = list(call.own) if hidden is None else []
+    made: list[Tensor] = torch.ops.shardwright.again(list(call.inputs), own, first.like, -1 if hidden is None else hidden)
     first.fit = calls.alike(made, first.outputs)
     return made if first.fit else None
 
@@ -195,9 +227,10 @@ def _plain(target: object) -> bool:
     return target is operator.getitem
 
 
-def draw_out(program: ExportedProgram) -> bool:
+def draw_out(program: ExportedProgram, hidden: Hidden) -> bool:
     """Put every repeated call in its place, in a program exported under :func:`repeats_as_one`. False where that cannot be
     shown to be what an export of all calls yields; the program is then of no use."""
+    hidden.place(program.graph)
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             regions: dict[fx.Node, tuple[fx.Node, ...] | None] = {}
@@ -211,7 +244,7 @@ def draw_out(program: ExportedProgram) -> bool:
                 if first not in regions:
                     regions[first] = _region(first)
                 region = regions[first]
-                if region is None or not _drawn(again, first, region):
+                if region is None or not _drawn(again, first, region, hidden):
                     return False
             for first in [node for node in module.graph.nodes if node.target is _FIRST]:
                 _erase(first)
@@ -224,9 +257,11 @@ def _erase(node: fx.Node) -> None:
         node.graph.erase_node(part)
 
 
-def _drawn(again: fx.Node, first: fx.Node, region: tuple[fx.Node, ...]) -> bool:
+def _drawn(again: fx.Node, first: fx.Node, region: tuple[fx.Node, ...], hidden: Hidden) -> bool:
     """Replace one repeated call by a copy of the first one's region."""
-    inputs, own, _ = again.args
+    inputs, own, _, number = again.args
+    if isinstance(number, int) and number >= 0:
+        own = hidden.own(number)
     first_inputs, first_own, made, path = first.args
     copies: dict[fx.Node, fx.Node] = {}
     for old, new in zip((*_nodes(first_inputs), *_nodes(first_own)), (*_nodes(inputs), *_nodes(own)), strict=True):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from planner.ir.serialize import to_json
@@ -14,15 +17,20 @@ from planner.trace.load import ModelSource
 from tests.matrix import models
 from tests.matrix.test_hugging_face import CONFIGS
 
+export = import_module("planner.trace.export")
 ModelFile = Callable[[str], str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call that was like an earlier one was drawn out from it."""
+    """Whether each call that was like an earlier one was drawn out from it, in the last export with repeats."""
     told: list[bool] = []
-    again = repeats._again
+    again, once = repeats._again, export.repeats_as_one
+
+    def begun(*arguments: Any, **keywords: Any) -> Any:
+        told.clear()
+        return once(*arguments, **keywords)
 
     def counted(*arguments: object) -> object:
         outputs = again(*arguments)  # type: ignore[arg-type]
@@ -30,6 +38,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return outputs
 
     monkeypatch.setattr(repeats, "_again", counted)
+    monkeypatch.setattr(export, "repeats_as_one", begun)
     return told
 
 
@@ -49,6 +58,21 @@ def test_examples(drawn: list[bool], name: str, settings: dict[str, object], dty
     settings = {"layers": 7, "seq": 16} | settings
     same(lambda: load_model(f"{EXAMPLES / name}.py:{name}", settings, None), dtype)
     assert drawn == [True] * 6
+
+
+def test_torch_sees_the_tensors_of_the_first_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    exported = torch.export.export
+
+    def counted(step: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        seen.append(len(list(step.parameters())))
+        return exported(step, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    for layers in (4, 9):
+        source = load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"layers": layers, "seq": 16}, None)
+        trace_model(source, dtype="float32")
+    assert len(seen) == 2 and seen[0] == seen[1], "parameters of later layers were exported, or a model twice"
 
 
 ZOO = {
@@ -140,6 +164,22 @@ NONE: list[bool] = []
     ({"forward": "x = F.dropout(x, 0.1, self.training)"}, ALL),
     ({"state": "self.register_buffer('m', torch.arange(16.0) + i)", "forward": "x = x * self.m"}, ALL),
     ({"state": "self.act = F.silu", "forward": "x = self.act(x)"}, ALL),
+    # Tensors of later layers, which torch does not see, are read elsewhere, or by nobody.
+    ({"loop": "x = layer(x) + self.layers[3].a.bias[:16]"}, ALL),
+    ({"loop": "x = layer(x) * self.layers[5].b.weight.mean()"}, ALL),
+    ({"loop": "x = layer(x) + self.layers[-1].m", "state": "self.register_buffer('m', torch.arange(16.0) * i)"}, ALL),
+    ({"loop": "x = layer(x) + self.layers[-1].m", "state": "self.m = torch.arange(16.0)"}, NONE),
+    ({"loop": "x = layer(x) + sum(p.square().sum() for p in self.parameters() if i == 5)"}, ALL),
+    ({"loop": "x = layer(x) if i < 4 else x"}, [True] * 3),
+    ({"loop": "x = layer(x) + (F.linear(x, self.layers[4].a.weight) @ self.layers[4].b.weight.T if i == 1 else 0)"}, ALL),
+    ({"loop": "x = layer(x) + torch.tensor([0.5] * 16)"}, ALL),
+    ({"loop": "x = layer(x)\n        self.layers[2].a.weight.data"}, ALL),
+    ({"loop": "x = layer(x); x = x.clone(); x.mul_(2.0)"}, None),
+    ({"loop": "x = layer(x) if i != 2 else layer(x)"}, ALL),
+    ({"built": "self.o.weight = self.layers[2].p = nn.Parameter(torch.ones(16, 16))", "loop": "x = self.o(layer(x))"},
+     [True] * 4),
+    ({"built": "self.o.weight = self.layers[2].a.weight = nn.Parameter(torch.ones(24, 16)); self.o.bias = None",
+      "loop": "x = layer(x) + self.o(x)[..., :16]"}, ALL),
     # What differs between layers, or could, is traced for each.
     ({"state": "self.i = i", "forward": "x = x * (self.i + 1)"}, NONE),
     ({"state": "self.s = 1.0 if i else 1"}, [True] * 4),
