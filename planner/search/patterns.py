@@ -19,7 +19,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.pipeline import lengths
+from cost_models.pipeline import lengths, rough_lengths
 from planner.search.counted import Ranks
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
@@ -124,16 +124,17 @@ class Patterns:
         return found
 
     def seconds(
-        self, counts: NDArray[np.int64], target_s: float = math.inf, at_least: NDArray[np.int64] | None = None
+        self, counts: NDArray[np.int64], target_s: float = math.inf, at_least: NDArray[np.int64] | None = None, *,
+        roughly: bool = False,
     ) -> Floats:
         """[cases]: the least step with these numbers of blocks, or more, of plans that are quicker than the target.
-        ``at_least``: blocks of the run that each rank has anyway."""
+        ``at_least``: blocks of the run that each rank has anyway. ``roughly``: in half the digits, never more than it is."""
         shape = self.shape
         assert self._long is not None
         blocks = np.stack([counts[:, shape.ranks == rank].sum(axis=1) for rank in range(shape.pipeline)], axis=1)
         if at_least is not None:
             blocks = np.maximum(blocks, at_least)
-        return np.asarray(self._simulated(counts) + self._tails(blocks, target_s).max(axis=1))
+        return np.asarray(self._simulated(counts, roughly=roughly) + self._tails(blocks, target_s).max(axis=1))
 
     def _tails(self, blocks: NDArray[np.int64], target_s: float) -> Floats:
         """[cases, ranks]: seconds once a step with so many blocks of the run on each rank. A ZeRO stage that has less to do
@@ -153,7 +154,7 @@ class Patterns:
             given = np.nan_to_num(rate * left, nan=0.0, posinf=math.inf)
         return np.asarray(np.maximum(least, quickest - given))
 
-    def _simulated(self, counts: NDArray[np.int64]) -> Floats:
+    def _simulated(self, counts: NDArray[np.int64], *, roughly: bool) -> Floats:
         stream, shape = self.stream, self.shape
         assert self._long is not None
         times = counts[:, :, None] * self._least[self._long]
@@ -163,7 +164,7 @@ class Patterns:
             times[:, -1] += self._least[-1]
         times[:, :, 0] += stream.context_s
         times[:, :, :2] += stream.stopped_s(shape)[:, None]
-        return lengths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times, stream.send_s)
+        return (rough_lengths if roughly else lengths)(*shape.timetable, times, stream.send_s)
 
     def even(self) -> NDArray[np.int64]:
         """[cases, virtual stages]: ranks as equal as whole blocks allow, and what a rank has beside an equal number on each of
@@ -306,7 +307,7 @@ class _Looked:
     def quick(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[cases]: whether a step may be quicker than the target."""
         self.left -= len(counts)
-        return np.asarray(self.patterns.seconds(counts, self.target_s, self.at_least) < self.target_s)
+        return np.asarray(self.patterns.seconds(counts, self.target_s, self.at_least, roughly=True) < self.target_s)
 
 
 def _ways(fewest: Indices, least: int, most: int) -> NDArray[np.int64] | None:

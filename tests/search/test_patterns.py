@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cost_models.pipeline import StageTimes, lengths, simulate
+from cost_models.pipeline import StageTimes, lengths, rough_lengths, simulate
 from planner.ir.plan import ScheduleName
 from planner.search.counted import Ranks
 from planner.search.patterns import Patterns
@@ -34,6 +34,16 @@ def test_many_simulations_are_each_one(shape: tuple[ScheduleName, int, int, int]
     for case, seconds in zip(times, found, strict=True):
         stages = [StageTimes(*map(float, row)) for row in case]
         assert seconds == simulate(name, pipeline, virtual, microbatches, stages, sends).total_s
+
+
+@pytest.mark.parametrize("cases", [1, 300])
+@pytest.mark.parametrize("shape", [*SHAPES, ("interleaved-1f1b", 8, 8, 32), ("zbv", 4, 2, 40)], ids=str)
+def test_single_precision_says_no_more(shape: tuple[ScheduleName, int, int, int], cases: int) -> None:
+    """Times that are not round in it: half of them become larger."""
+    _, pipeline, virtual, _ = shape
+    times = np.random.default_rng(3).uniform(0.9, 1.1, (cases, pipeline * virtual, 3)) * 10.0 ** np.arange(-8, -5)
+    exact, rough = lengths(*shape, times, 1e-3), rough_lengths(*shape, times, 1e-3)
+    assert rough.dtype == np.float64 and (rough <= exact).all() and (rough > exact * (1 - 3e-4)).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
