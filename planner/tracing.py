@@ -81,6 +81,7 @@ class Tracer:
             pickle.dump(_Asked(wanted, tuple(sys.path)), self._process.stdin)
             self._process.stdin.close()
             answer: ModelGraph | Exception = pickle.load(self._process.stdout)
+            self._process.kill()  # To take Python and torch down would keep a core busy for half a second.
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             wrong = f"the process that traces it ended with exit code {self._process.wait()}"
             raise ModelError(wanted.model, wrong, "it must not end Python, and fit in memory without its weights") from error
@@ -111,7 +112,9 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         except EOFError:
             return
         sys.path[:] = asked.path
-        sink.write(_answer(asked.wanted))
+        answer = _answer(asked.wanted)
+        sys.stdout.flush()  # Who has the answer ends this process.
+        sink.write(answer)
         sink.flush()
 
 

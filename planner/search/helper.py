@@ -110,6 +110,13 @@ class Places:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What of it is placed elsewhere."""
+
+    unit: Unit
+
+
+@dataclass(frozen=True)
 class Placed:
     """What was placed of it."""
 
@@ -143,6 +150,10 @@ class Helper:
     def place(self, graph: ModelGraph, cluster: Cluster, units: Sequence[Unit]) -> None:
         """Have something placed, until :meth:`begin`."""
         self._orders.put(pickle.dumps(Places(graph, cluster, tuple(units))))
+
+    def take(self, unit: Unit) -> None:
+        """Say what of it is placed here."""
+        self._orders.put(pickle.dumps(Taken(unit)))
 
     def placed(self, *, wait: bool) -> Placed | None:
         """What was placed next, which is waited for or not; None where nothing is known, or the process has ended."""
@@ -268,14 +279,20 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         pickle.dump(answer, sink)
         sink.flush()
 
-    while (order := orders.get()) is not None:
+    rules, places, left = remembered(strategy_table), None, list[Unit]()
+    while True:
+        while places is not None and left and orders.empty():
+            unit = left.pop(0)
+            tell(Placed(unit, placements_of(places.graph, places.cluster, unit, rules)))
+        order = orders.get()
         if isinstance(order, Places):
-            rules = remembered(strategy_table)
-            for unit in order.units:
-                if orders.empty():
-                    tell(Placed(unit, placements_of(order.graph, order.cluster, unit, rules)))
+            places, left = order, list(order.units)
+        elif isinstance(order, Taken):
+            left = [unit for unit in left if unit != order.unit]
         elif isinstance(order, Begin):
             return _look(order, orders, tell)
+        else:
+            return
 
 
 def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer], None]) -> None:

@@ -23,4 +23,5 @@ def place(prices: Prices, helper: Helper | None) -> None:
                 prices.learn(found.unit, found.placements)
                 left.remove(found.unit)
         if left:
+            helper.take(left[0])
             prices.placed(left.popleft())
