@@ -54,13 +54,14 @@ class Climb:
         return self.step_s * (1 - self.best.gap)
 
     def begin(self, deadline: float) -> None:
-        """Go uphill from the best of what practice begins with, for each number of pipeline ranks: the widest tensor split
-        inside the fastest links, the smallest micro-batch and the most virtual stages (Narayanan et al. 2021, section 3,
-        takeaways); those first that look best."""
+        """Go uphill from the best of the candidate of the least bound and of what practice begins with, for each number of
+        pipeline ranks: the widest tensor split inside the fastest links, the smallest micro-batch and the most virtual stages
+        (Narayanan et al. 2021, section 3, takeaways); those first that look best."""
         seeds: dict[int, Candidate] = {}
         for candidate in sorted(self.bounds, key=_as_practised):
             seeds[candidate.mesh.pipeline] = candidate
-        sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in seeds.values()]
+        chosen = dict.fromkeys([*seeds.values(), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
+        sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in chosen]
         best: Candidate | None = None
         for sketch in sketches:
             self.meanwhile()
