@@ -71,6 +71,7 @@ class Climb:
                 best = sketch.candidate
         if best is not None:
             self.go(best, deadline)
+            self._look_near(deadline)
 
     def go(self, start: Candidate, deadline: float) -> None:
         """Go on from here to the first neighbour that is quicker than all before, until none is."""
@@ -79,6 +80,16 @@ class Climb:
             near = sorted(set(self._neighbours(at)) - self._probed, key=self.bounds.__getitem__)
             sketches = (Sketch(candidate, self.bounds[candidate]) for candidate in near)
             at = next((sketch.candidate for sketch in sketches if self._improves(sketch, deadline)), None)
+        self._arrive()
+
+    def _look_near(self, deadline: float) -> None:
+        """Of the best plan and what differs from it in schedule and virtual stages only, plans with cuts near even ones."""
+        if self.best.found is None:
+            return
+        plan, _ = self.best.found
+        for candidate in sorted(self._of_mesh[plan.mesh], key=self.bounds.__getitem__):
+            if (candidate.micro, candidate.zero_group) == (plan.batch.micro, plan.zero_group):
+                self._improves(Sketch(candidate, self.bounds[candidate]), deadline, near=True)
         self._arrive()
 
     def _arrive(self) -> None:
@@ -93,7 +104,7 @@ class Climb:
             self._steps.append((plan, prediction))
         return prediction
 
-    def _improves(self, sketch: Sketch, deadline: float) -> bool:
+    def _improves(self, sketch: Sketch, deadline: float, *, near: bool = False) -> bool:
         """Whether a probe of a candidate beats the best plan so far."""
         if sketch.bound >= self.target_s or time.perf_counter() > deadline:
             return False
@@ -103,7 +114,7 @@ class Climb:
         attempts, _ = sketch.attempts(self.scope, before)
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
         if best is not None:
-            best.probe(self._step, before)
+            best.probe(self._step, before, near=near)
         return self.target_s < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:

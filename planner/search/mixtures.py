@@ -83,7 +83,7 @@ def grains(shape: Shape) -> list[int]:
 
 def mixing_seconds(shape: Shape, grain: int) -> float:
     """About what the method takes; infinite for schedules that are too long, and where the solver is missing."""
-    actions = (3 if shape.splits_backward else 2) * shape.stages * shape.microbatches
+    actions = shape.actions
     told = actions * grain / _turn(shape)
     if actions > MOST_ACTIONS or told > MOST_TOLD or highs_module() is None:
         return math.inf

@@ -15,25 +15,19 @@ from planner.search.branches import Branches
 from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
 from planner.search.counts import Counts
+from planner.search.cuts import WORTH_MOVING, Cuts, Cutter
 from planner.search.effort import Effort
 from planner.search.families import Bundle, Counted, Family, Scope
-from planner.search.greedy import Shares, even_cuts, rounded_cuts
+from planner.search.greedy import even_cuts, rounded_cuts
 from planner.search.mixtures import grains, mixing_seconds
 from planner.search.patterns import Patterns
-from planner.search.polish import Polish
 from planner.search.request import Look
-from planner.search.shape import Shape
 from planner.search.solve import Task, certain_tied_seconds, try_stages
 
-Cuts = tuple[int, ...]
-"""Where stages begin, and the last one ends."""
 FIRST_SLICE_S = 0.15
 """Seconds of the first look at branches; each further look may take twice as long."""
 SOON_S = 1.0
 """A mixture of paths that takes no longer than this belongs to the first look, which lasts as much longer."""
-POLISHED, WORTH_POLISHING = 2, 1.06
-"""So many filled plans are polished, the most promising ones; where they are no slower than this many times the target.
-(Polishing makes a step up to 5% quicker.)"""
 FRUITLESS, SELDOM = 8, 4
 """After so many solutions whose plans were no better, a plan is made of every fourth only."""
 REPEATS = 4
@@ -154,12 +148,13 @@ class Attempt:
         bundles = family.apart([task.chain for task in self.tasks])
         return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in bundles]
 
-    def probe(self, report: Look, target_s: float) -> None:
-        """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks."""
+    def probe(self, report: Look, target_s: float, *, near: bool = False) -> None:
+        """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks; or with cuts
+        ``near`` the best of them."""
         patterns = Patterns(self.counts.ranks)
-        self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s)
+        self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s, near=near)
         if patterns.possible:
-            self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s)
+            self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s, near=near)
 
     @property
     def candidate(self) -> Candidate:
@@ -192,7 +187,7 @@ class Attempt:
     def _report(self, counts: Counts, report: Look, target_s: float) -> None:
         """The plan of a solution, or one near it; of several chains, whether it may be quicker than the target."""
         if not counts.exact:
-            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target_s)
+            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target_s, near=False)
         elif len(self.tasks) > 1:
             self.mixed |= counts.simulated_s + self.tied_s < target_s
         else:
@@ -200,29 +195,30 @@ class Attempt:
             if not prediction.fits:
                 counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
 
-    def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float) -> None:
+    def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float, *, near: bool) -> None:
         """Plans with the best of these cuts, as far as they may be quicker than the target: for each ZeRO stage of tied
         parameters, of the quickest chain that has one."""
         patterns, limit_s = Patterns(self.counts.ranks), target_s - self.tied_s
         fresh = [each for each in dict.fromkeys(cuts) if each not in self._tried]
         if fresh and patterns.possible:
-            quicker = patterns.may_be_quicker(np.array([patterns.counts_of(each) for each in fresh]), limit_s)
+            worth_s = (WORTH_MOVING if near else 1.0) * limit_s
+            quicker = patterns.may_be_quicker(np.array([patterns.counts_of(each) for each in fresh]), worth_s)
             fresh = [each for each, may_be in zip(fresh, quicker, strict=True) if may_be]
         if not fresh:
             return
         self._tried.update(fresh)
         for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
             for task in (task for task in self.tasks if task.chain.allowed.fixed_zero == stages):
-                best = self._fits(task, fresh, report, limit_s)
+                best = self._fits(task, fresh, report, limit_s, near=near)
                 if best is not None:
                     fresh = [best]  # Which cuts are best hardly depends on the ZeRO stage of tied parameters.
                     break
 
-    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float) -> Cuts | None:
+    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float, *, near: bool) -> Cuts | None:
         """The cuts of a plan that fits, which was told of."""
-        shape = self.counts.shape
+        shape, patterns = self.counts.shape, Patterns(self.counts.ranks)
         for _ in range(REPEATS):
-            best = self._filled(task, shape, cuts, limit_s)
+            best = Cutter(task.chain, shape, patterns).quickest(cuts, limit_s, near=near)
             if best is None:
                 return None
             polish, bounds = best
@@ -232,20 +228,3 @@ class Attempt:
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
         return None
-
-    def _filled(self, task: Task, shape: Shape, cuts: Sequence[Cuts], limit_s: float) -> tuple[Polish, Cuts] | None:
-        """What makes the shortest step between one of the cuts, each rank within its memory; None where some rank cannot be
-        under any."""
-        begun: list[tuple[Polish, Cuts]] = []
-        for each in cuts:
-            shares = Shares.of(task.chain, shape, each)
-            for late in (False, True) if shape.virtual > 1 else (False,):
-                counts = shares.fill(late=late)
-                if counts is not None:
-                    begun.append((Polish(shares, self.counts.stream, counts), each))
-        Polish.simulate([polish for polish, _ in begun])
-        begun = sorted(begun, key=lambda pair: pair[0].step_s)[:POLISHED]
-        for polish, _ in begun:
-            if polish.step_s <= WORTH_POLISHING * limit_s:
-                polish.go()
-        return min(begun, key=lambda pair: pair[0].step_s, default=None)

@@ -167,24 +167,33 @@ class Patterns:
         return (rough_lengths if roughly else lengths)(*shape.timetable, times, stream.send_s)
 
     def even(self) -> NDArray[np.int64]:
-        """[cases, virtual stages]: ranks as equal as whole blocks allow, and what a rank has beside an equal number on each of
-        its stages on neighbouring ones, for every choice of the first. Where ranks cannot be equal, the last one and then the
-        first ones have fewer."""
+        """[cases, virtual stages]: ranks as equal as whole blocks allow, and as their least steps allow; what a rank has beside
+        an equal number on each of its stages on neighbouring ones, for every choice of the first. Where ranks cannot be equal,
+        the last one and then the first ones have fewer."""
         shape, run = self.shape, self._long
         assert run is not None
-        ranks, virtual = shape.pipeline, shape.virtual
-        each, rest = divmod(self.stream.runs[run].count - int(self.fewest.sum()), ranks)
+        total, fewest = self.stream.runs[run].count, np.bincount(shape.ranks, self.fewest).astype(np.int64)
+        each, rest = divmod(total - int(fewest.sum()), shape.pipeline)
+        ranks = np.arange(shape.pipeline)
         # The last rank has the loss, the first one most micro-batches alive.
-        more = np.array([each + (ranks - rest - 1 <= rank < ranks - 1 if rest < ranks else 1) for rank in range(ranks)])
-        cases = []
-        for first in range(virtual):
+        equal = each + ((shape.pipeline - rest - 1 <= ranks) & (ranks < shape.pipeline - 1))
+        seconds = self.ranks.costs.seconds[run]
+        quickest = np.argsort(seconds, axis=None, kind="stable")[:total] // seconds.shape[1]
+        balanced = np.bincount(quickest, minlength=shape.pipeline) - fewest
+        shared = [more for more in (equal, balanced) if (more >= 0).all()]
+        return np.unique(np.concatenate([self._spread(more) for more in shared]), axis=0)
+
+    def _spread(self, more: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[cases, virtual stages]: so many blocks more than the fewest on each rank."""
+        shape, cases = self.shape, []
+        for first in range(shape.virtual):
             counts = self.fewest.copy()
-            for rank, extra in enumerate(more):
-                owned, (all_over, left) = np.array(shape.owned(rank)), divmod(int(extra), virtual)
+            for rank, extra in enumerate(more.tolist()):
+                owned, (all_over, left) = np.array(shape.owned(rank)), divmod(extra, shape.virtual)
                 counts[owned] += all_over
-                counts[owned[(first + np.arange(left)) % virtual]] += 1
+                counts[owned[(first + np.arange(left)) % shape.virtual]] += 1
             cases.append(counts)
-        return np.unique(np.array(cases), axis=0)
+        return np.array(cases)
 
     def by_run(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """[runs, virtual stages]: blocks of every run."""

@@ -39,8 +39,7 @@ class Polish:
 
     def __post_init__(self) -> None:
         shape = self.shares.shape
-        self._actions = (3 if shape.splits_backward else 2) * shape.stages * shape.microbatches
-        self._left = MOST_ACTIONS // self._actions
+        self._left = MOST_ACTIONS // shape.actions
         self._owned = np.array([shape.owned(rank) for rank in range(shape.pipeline)])
         self._times = np.empty((shape.stages, 3))
         self._times[self._owned], self._tails = self._seconds(self.counts, np.arange(shape.pipeline))

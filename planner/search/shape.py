@@ -62,6 +62,11 @@ class Shape:
     def splits_backward(self) -> bool:
         return self.schedule in SPLIT_BACKWARD
 
+    @property
+    def actions(self) -> int:
+        """Of one step."""
+        return (3 if self.splits_backward else 2) * self.stages * self.microbatches
+
     def instants(self, rank: int) -> NDArray[np.int64]:
         """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a
         rank may hold most (:func:`cost_models.live.instants`)."""
