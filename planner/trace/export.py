@@ -99,7 +99,7 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
     program, hidden = _program(source, built, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
-        source = source if source.anew is None else source.anew()
+        source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
     return Exported(source.where, program, given, sequence or 0, hidden.nodes)
 

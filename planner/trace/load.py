@@ -9,7 +9,7 @@ import json
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any
@@ -21,12 +21,22 @@ from planner.trace.lines import first_line, users_line
 
 
 @dataclass(frozen=True)
+class ModelFile:
+    """What a file has given, and how it is run once more (``load``)."""
+
+    build: Callable[[], nn.Module]
+    example_inputs: Callable[..., Any] | None
+    loss: Callable[..., Any] | None
+    load: Callable[[], ModelSource]
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """How to make a model: ``where`` names it in messages, ``build`` constructs it (weights included).
 
     ``example_inputs(batch, seq)`` and ``loss(outputs, batch)`` are the model file's own, where it defines them.
-    ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none. ``anew``: the same,
-    its file run again, for a model whose forward has changed what the file holds; None where there is no file.
+    ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none. ``file``: None
+    where it comes from none.
     """
 
     where: str
@@ -35,7 +45,16 @@ class ModelSource:
     loss: Callable[..., Any] | None
     name: str
     sequence: int | None = None
-    anew: Callable[[], ModelSource] | None = None
+    file: ModelFile | None = None
+
+    def anew(self) -> ModelSource:
+        """The same with its file run again, for a model whose forward has changed what the file holds. What was put in the
+        place of the file's own stays."""
+        if self.file is None:
+            return self
+        parts, fresh = ("build", "example_inputs", "loss"), self.file.load()
+        own = {part: getattr(fresh, part) for part in parts if getattr(self, part) is getattr(self.file, part)}
+        return replace(self, **own, file=fresh.file)
 
 
 def load_model(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
@@ -78,7 +97,7 @@ def _load_file(spec: str, settings: Mapping[str, object], sequence: int | None) 
             raise ModelError(path, f"defines {key.partition('(')[0]} as {type(value).__name__}", f"define {key}")
     return ModelSource(
         spec, construct, example_inputs, loss, name, sequence or _default_sequence(maker, keywords),
-        lambda: _load_file(spec, settings, sequence),
+        ModelFile(construct, example_inputs, loss, lambda: _load_file(spec, settings, sequence)),
     )
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -66,8 +67,10 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
     _forget_meshes()
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    saved, leave, run_at_exit = sys.argv, os._exit, atexit._run_exitfuncs
+    saved, leave, run_at_exit, sleep = sys.argv, os._exit, atexit._run_exitfuncs, time.sleep
     os._exit = sys.exit  # type: ignore[assignment]  # A program that ends must not end the worker.
+    if os.environ["RANK"] != "0":  # A rank that is refused waits for torchrun to end it, which is not here.
+        time.sleep = lambda seconds: sleep(min(seconds, 0.1))
     atexit._run_exitfuncs = lambda: None  # Among them is the end of torch's libraries.
     sys.argv = [str(directory / "train.py"), *arguments]
     try:
@@ -79,7 +82,7 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
         code = 1
         err.write(traceback.format_exc())
     finally:
-        sys.argv, os._exit, atexit._run_exitfuncs = saved, leave, run_at_exit
+        sys.argv, os._exit, atexit._run_exitfuncs, time.sleep = saved, leave, run_at_exit, sleep
         if dist.is_initialized():
             dist.destroy_process_group()
     return Outcome(code, out.getvalue(), err.getvalue())

@@ -95,7 +95,7 @@ def check(result: SearchResult, step_s: float) -> None:
 @pytest.fixture
 def elsewhere(alone_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found here, and no attempt looked at, while there is a helper."""
-    monkeypatch.setattr(Attempt, "probe", lambda *_: None)
+    monkeypatch.setattr(Attempt, "probe", lambda *_, **__: None)
     monkeypatch.setattr(searching._State, "_begun", lambda *_: 10**9)
     monkeypatch.setattr(Helper, "back", lambda *_: None)
 

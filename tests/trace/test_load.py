@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model
+from planner.trace.load import ModelSource
 
 GPT = f"{Path(__file__).parents[2] / 'examples' / 'gpt.py'}:gpt"
 
@@ -33,6 +35,17 @@ def test_unknown_keyword() -> None:
 def test_sequence_is_the_seq_keyword() -> None:
     assert load_model(GPT, {"layers": 1}, 32).build().get_parameter("positions.weight").shape[0] == 32
     assert load_model(GPT, {"layers": 1, "seq": 64}, 32).build().get_parameter("positions.weight").shape[0] == 64
+
+
+def test_a_file_is_run_anew_and_what_was_replaced_stays(model_file: Callable[[str], str]) -> None:
+    source = load_model(model_file("HELD = []\ndef make():\n    HELD.append(0)\n    return nn.Linear(len(HELD), 2)\n"
+                                   "def loss(outputs, batch):\n    return outputs.sum()"), {}, None)
+    assert [source.build().in_features for _ in range(2)] == [1, 2]
+    fresh, mine = source.anew(), replace(source, loss=len).anew()
+    assert fresh.build().in_features == mine.build().in_features == fresh.anew().build().in_features == 1
+    assert fresh.loss is not source.loss and mine.loss is len and (fresh.where, fresh.name) == (source.where, source.name)
+    handmade = ModelSource("here", source.build, None, None, "made")
+    assert handmade.anew() is handmade
 
 
 def test_returns_no_module(model_file: Callable[[str], str]) -> None:
