@@ -11,6 +11,8 @@ from tests.matrix.build import Row
 from tests.rehearse.programs import parted_calls, written
 from tests.rehearse.server import Server
 
+pytestmark = pytest.mark.slow
+
 FAST = [
     ("gpt", "fp64", Row(tensor=2, data=2, zero=1, accumulation=2)),
     ("gpt", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2)),
@@ -52,7 +54,6 @@ def test_calls_agree(server: Server, model: str, precision: str, row: Row, tmp_p
     check(server, model, precision, row, tmp_path / "program")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision", "row"), ROWS, ids=[f"{m}-{p}-{row.label}" for m, p, row in ROWS])
 def test_calls_agree_over_the_matrix(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
     check(server, model, precision, row, tmp_path / "program")

@@ -9,6 +9,8 @@ import pytest
 
 from tests.commands import SMALL, run
 
+pytestmark = pytest.mark.slow
+
 CATEGORIES = {"parameters", "gradients", "optimizer", "activations", "buffers"}
 WIDE = ("--set", "hidden=256", "--set", "heads=4", "--seq", "128")
 

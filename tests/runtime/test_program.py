@@ -10,6 +10,8 @@ from tests.runtime.cases import collectives_of_a_step, first_loss, gradient_erro
 from tests.runtime.group import ProcessPool
 from tests.runtime.toy_program import Toy
 
+pytestmark = pytest.mark.slow
+
 MIXED = (2, 0, 1, 3, 2, 2)
 CASES = {
     "alone": Toy(),

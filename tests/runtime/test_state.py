@@ -13,6 +13,8 @@ from tests.runtime import cases
 from tests.runtime.group import ProcessPool
 from tests.runtime.toy_program import RECIPES, PlainModel, Toy
 
+pytestmark = pytest.mark.slow
+
 RUN = ["--learning-rate", "1e-2", "--warmup", "2", "--clip", "0.5", "--seed", "7"]
 MIXED = (2, 0, 1, 3, 2, 2)
 PLANS = {

@@ -77,6 +77,7 @@ main_guard(main)
 """
 
 
+@pytest.mark.slow
 def test_rank_0_says_why_though_another_is_refused_first(tmp_path: Path) -> None:
     program = tmp_path / "late.py"
     program.write_text(LATE)

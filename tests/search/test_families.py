@@ -26,6 +26,8 @@ from planner.search.works import works
 from tests.costing.test_measured_memory import graph_of
 from tests.search import streams
 
+pytestmark = pytest.mark.slow
+
 CONSTRAINTS = {
     "none": ((), ()),
     "some": (("blocks.1: zero in [2, 3]",), ("schedule=gpipe, blocks.*: recompute=full",)),

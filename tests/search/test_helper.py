@@ -32,6 +32,8 @@ from planner.search.request import Look, as_it_is
 from tests.costing.test_measured_memory import graph_of
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 
+pytestmark = pytest.mark.slow
+
 searching: Any = importlib.import_module("planner.search.search")  # The package has a function of that name.
 GRAPH = make_graph("abbbbbbbbc")
 COSTED = make_costed(GRAPH, 3, zeros=(1,), levels=("none", "full"), crossing=5)
@@ -302,7 +304,6 @@ def test_a_job_that_fails_leaves_no_process(helpers: list[Helper], monkeypatch: 
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
 
 
-@pytest.mark.slow
 def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float) -> None:
     """Looks end at once and nothing is told apart here, so that attempts stay open and are parted."""
     monkeypatch.setattr(nodes, "FIRST_SLICE_S", 0.001)

@@ -13,6 +13,8 @@ from planner.search import Request, parse_pins, search
 from tests.oracles.exhaustive_plan import best_plan
 from tests.search.made import make_cluster, make_costed, make_graph
 
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[ScheduleName, int, int]] = [
     ("1f1b", 1, 1), ("1f1b", 2, 1), ("gpipe", 2, 1), ("1f1b", 3, 1), ("gpipe", 3, 1), ("interleaved-1f1b", 2, 2), ("zbv", 2, 2),
 ]

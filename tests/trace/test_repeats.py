@@ -17,6 +17,8 @@ from planner.trace.load import ModelSource
 from tests.matrix import models
 from tests.matrix.test_hugging_face import CONFIGS
 
+pytestmark = pytest.mark.slow
+
 export = import_module("planner.trace.export")
 ModelFile = Callable[[str], str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
