@@ -119,9 +119,10 @@ def _program(
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
-            if repeats.hidden.members and (_changes(program) or repeats.hidden.read(program, "model")):
-                return _Way.ONCE, repeats.hidden
-            if repeats.firsts and not draw_out(program, repeats.hidden):
+            hidden = repeats.hidden
+            if hidden.members and (_changes(program) or hidden.read(program, "model")):
+                return _Way.ONCE, hidden
+            if (repeats.firsts or hidden.members) and not draw_out(program, hidden):
                 return _Way.EACH, repeats.hidden
             if _changes(program):
                 program.graph_module.recompile()

@@ -173,6 +173,8 @@ NONE: list[bool] = []
     ({"loop": "x = layer(x) + self.layers[-1].m", "state": "self.m = torch.arange(16.0)"}, NONE),
     ({"loop": "x = layer(x) + sum(p.square().sum() for p in self.parameters() if i == 5)"}, ALL),
     ({"loop": "x = layer(x) if i < 4 else x"}, [True] * 3),
+    ({"loop": "x = x * 2"}, NONE),
+    ({"loop": "try: x = layer(x) if i < 3 else layer(x=x)\n            except Exception: x = x * 2"}, None),
     ({"loop": "x = layer(x) + (F.linear(x, self.layers[4].a.weight) @ self.layers[4].b.weight.T if i == 1 else 0)"}, ALL),
     ({"loop": "x = layer(x) + torch.tensor([0.5] * 16)"}, ALL),
     ({"loop": "x = layer(x)\n        self.layers[2].a.weight.data"}, ALL),
