@@ -151,7 +151,7 @@ class Attempt:
     def probe(self, report: Look, target_s: float, *, near: bool = False) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks; or with cuts
         ``near`` the best of them."""
-        patterns = Patterns(self.counts.ranks)
+        patterns = self.patterns
         self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s, near=near)
         if patterns.possible:
             self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s, near=near)
@@ -159,6 +159,11 @@ class Attempt:
     @property
     def candidate(self) -> Candidate:
         return self.tasks[0].candidate
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What its chains have in common of whole blocks."""
+        return Patterns(self.counts.ranks)
 
     @cached_property
     def tied_s(self) -> float:
@@ -198,7 +203,7 @@ class Attempt:
     def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float, *, near: bool) -> None:
         """Plans with the best of these cuts, as far as they may be quicker than the target: for each ZeRO stage of tied
         parameters, of the quickest chain that has one."""
-        patterns, limit_s = Patterns(self.counts.ranks), target_s - self.tied_s
+        patterns, limit_s = self.patterns, target_s - self.tied_s
         fresh = [each for each in dict.fromkeys(cuts) if each not in self._tried]
         if fresh and patterns.possible:
             worth_s = (WORTH_MOVING if near else 1.0) * limit_s
@@ -216,9 +221,9 @@ class Attempt:
 
     def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float, *, near: bool) -> Cuts | None:
         """The cuts of a plan that fits, which was told of."""
-        shape, patterns = self.counts.shape, Patterns(self.counts.ranks)
+        shape = self.counts.shape
         for _ in range(REPEATS):
-            best = Cutter(task.chain, shape, patterns).quickest(cuts, limit_s, near=near)
+            best = Cutter(task.chain, shape, self.patterns).quickest(cuts, limit_s, near=near)
             if best is None:
                 return None
             polish, bounds = best

@@ -72,7 +72,7 @@ class TrainingStep(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
-        with self.hidden.shown(), RefuseSampleLoops(BATCH):
+        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH):
             return self.loss(self.model(**given), batch)
 
 
@@ -123,11 +123,11 @@ def _program(
             if hidden.members and (_changes(program) or hidden.read(program, "model")):
                 return _Way.ONCE, hidden
             if (repeats.firsts or hidden.members) and not draw_out(program, hidden):
-                return _Way.EACH, repeats.hidden
+                return _Way.EACH, hidden
             if _changes(program):
                 program.graph_module.recompile()
                 program = program.run_decompositions({})
-            return program, repeats.hidden
+            return program, hidden
         except ShardwrightError:
             raise
         except UnlikeError:

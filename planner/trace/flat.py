@@ -132,9 +132,10 @@ class _Reader:
         placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         given = []
         for spec in program.graph_signature.input_specs:
-            given.append((spec.kind, _own(spec.target or ""), placeholders[spec.arg.name]))
+            target = _own(spec.target or "")
+            given.append((spec.kind, target, placeholders[spec.arg.name]))
             if spec.kind is InputKind.CONSTANT_TENSOR:
-                self._keep_constant(_own(spec.target or ""), program.constants[spec.target or ""])
+                self._keep_constant(self.built.canonical.get(target, target), program.constants[spec.target or ""])
         for fqn, node in hidden.items():
             given.append((InputKind.BUFFER if fqn in self.built.buffers else InputKind.PARAMETER, fqn, node))
         if hidden:  # among the others, in the model's order

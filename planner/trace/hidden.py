@@ -27,7 +27,7 @@ class UnlikeError(Exception):
     """A module whose tensors are hidden has to run."""
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers under all their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False)),
@@ -45,22 +45,13 @@ class Hidden:
     _tables: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        """Without the tensors in their modules."""
-        self._set(hidden=True)
+    def where(self, *, hidden: bool) -> Iterator[None]:
+        """Without the tensors in their modules, or, within such a context, with them."""
+        self._set(hidden=hidden)
         try:
             yield
         finally:
-            self._set(hidden=False)
-
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """With the tensors in their modules, while they are away."""
-        self._set(hidden=False)
-        try:
-            yield
-        finally:
-            self._set(hidden=True)
+            self._set(hidden=not hidden)
 
     def _set(self, *, hidden: bool) -> None:
         for module, tables in self._tables:
@@ -107,7 +98,7 @@ def _has_no_value(constant: object) -> bool:
 def hide_repeated(hidden: Hidden, model: nn.Module, members: Iterable[nn.Module], calls: Calls) -> dict[nn.Module, int]:
     """Choose among a model's modules those that look like an earlier one, and whose tensors are theirs alone. Returns their
     numbers."""
-    every = named_tensors(model)
+    every = _named_tensors(model)
     names = {id(tensor): name for name, tensor in every.items()}
     places = Counter(map(id, every.values()))
     hidden.visible = frozenset(every)

@@ -136,7 +136,7 @@ def repeats_as_one(model: nn.Module, prefix: str, *, hide: bool) -> Iterator[Rep
     for module, member in members.items():
         vars(module)["forward"] = member
     try:
-        with repeats.hidden.away():
+        with repeats.hidden.where(hidden=True):
             yield repeats
     finally:
         for module in members:

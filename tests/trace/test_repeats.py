@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from planner.ir.errors import ModelError
 from planner.ir.serialize import to_json
 from planner.trace import load_model, repeats, trace_model
 from planner.trace.load import ModelSource
@@ -233,6 +234,18 @@ def test_models(drawn: list[bool], model_file: ModelFile, changes: dict[str, str
     spec = model_file(model(**changes))
     same(lambda: load_model(spec, {}, 16))
     assert expected is None or drawn == expected
+
+
+@pytest.mark.parametrize("loop", [
+    "self.layers[-1].m.add_(1.0); x = layer(x)", "self.layers[-1].m.copy_(x.detach().mean((0, 1))); x = layer(x)",
+    "x = layer(x); self.layers[-1].m[0] = 3.0", "self.layers[-1].m = x.detach().mean((0, 1)); x = layer(x)",
+])
+def test_what_changes_a_hidden_buffer_is_refused(model_file: ModelFile, loop: str) -> None:
+    """As it is where torch sees the buffer: no change of one is lost with it."""
+    spec = model_file(model(state="self.register_buffer('m', torch.arange(16.0) * i)", loop=loop))
+    for once in (True, False):
+        with pytest.raises(ModelError, match=r"buffer layers\.5\.m"):
+            trace_model(load_model(spec, {}, 16), dtype="float32", repeats=once)
 
 
 TUPLES = """
