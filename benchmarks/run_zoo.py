@@ -1,4 +1,4 @@
-"""Small models of some eighty families: traced, emitted under five plans, rehearsed, and compared with what was predicted.
+"""Small models of some eighty families: traced, emitted under six plans, rehearsed, and compared with what was predicted.
 
     python benchmarks/run_zoo.py [--precision fp32|bf16] [--model NAME]...
 
@@ -51,6 +51,7 @@ TENSOR = (
     Row(tensor=2, pipeline=2, accumulation=2, microbatch=2),
     Row(tensor=2, data=2, sequence_parallel=True, zero=1, accumulation=2, recompute="selective"),
 )
+SPLIT_TENSOR = Row(tensor=2, pipeline=2, accumulation=2, microbatch=2, schedule="zbv")
 CLUSTER = resolve_cluster("dgx-h100:1")
 
 
@@ -59,7 +60,7 @@ def rows_of(graph: ModelGraph) -> Iterator[Row]:
     if len(graph.blocks) >= 2:
         yield PIPELINE
     if len(graph.blocks) >= 4 and len(graph.strands) == 1:
-        yield SPLIT
+        yield from (SPLIT, SPLIT_TENSOR)
     yield ROWS[1]
     yield from TENSOR if len(graph.blocks) >= 2 else TENSOR[1:]
 

@@ -21,6 +21,7 @@ from torch.autograd import Function
 from . import vocabulary
 from .layout import spans
 from .primitives import all_gather, all_reduce, all_to_all, narrow, reduce_scatter
+from .undefined import or_none
 
 
 class _Copy(Function):
@@ -30,6 +31,7 @@ class _Copy(Function):
         return x.view_as(x)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return all_reduce(gradient, "sum", ctx.axis.name), None
 
@@ -41,6 +43,7 @@ class _AllReduce(Function):
         return all_reduce(x, "sum", axis.name)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return all_reduce(gradient, "sum", ctx.axis.name) if ctx.again else gradient, None, None
 
@@ -52,6 +55,7 @@ class _AllGather(Function):
         return all_gather(x, dim, axis.degree, axis.name)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         axis = ctx.axis
         if ctx.scatter:
@@ -66,6 +70,7 @@ class _ReduceScatter(Function):
         return reduce_scatter(x, dim, axis.degree, axis.name)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return all_gather(gradient, ctx.dim, ctx.axis.degree, ctx.axis.name), None, None
 
@@ -77,6 +82,7 @@ class _Slice(Function):
         return narrow(x, dim, axis.degree, axis.rank).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return all_gather(gradient, ctx.dim, ctx.axis.degree, ctx.axis.name), None, None
 
@@ -88,6 +94,7 @@ class _AllToAll(Function):
         return all_to_all(x, split_dim, concat_dim, axis.degree, axis.name)
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         axis = ctx.axis
         return all_to_all(gradient, ctx.concat_dim, ctx.split_dim, axis.degree, axis.name), None, None, None

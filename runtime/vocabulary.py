@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .primitives import all_reduce
+from .undefined import or_none
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -61,6 +62,7 @@ class CrossEntropy(Function):
         return torch.where(counted, log_total - picked, 0.0).sum()
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits, normaliser, index, own, counted = ctx.saved_tensors
         dim = _class_dim(logits)
@@ -82,6 +84,7 @@ class Softmax(Function):
         return result
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (result,) = ctx.saved_tensors
         wide, upstream = _wide(result), _wide(gradient)
@@ -101,6 +104,7 @@ class LogSoftmax(Function):
         return result
 
     @staticmethod
+    @or_none
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (result,) = ctx.saved_tensors
         upstream = _wide(gradient)

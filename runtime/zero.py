@@ -17,9 +17,8 @@ On a 2-D mesh (replicate x shard) the shards' gradients are summed over the repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,18 +29,17 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input
 
 from .block import Block, blocks_of
 from .dropout import DropoutStream
 from .sends import Sends
+from .weight_part import backward_weights
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 BATCH = "batch."
 """Before the names of the batch's inputs on their way through torch's schedules, which have keywords of their own."""
-_REPLACES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
-"""Whether torch replaces what arrives at a node of a weight part (``stage_backward_weight``, "clamp saved grads")."""
 MASTER_DTYPE = COMPUTE_DTYPE | {"bf16": torch.float32, "fp16": torch.float32}
 
 
@@ -140,13 +138,15 @@ class Microbatching:
     def reduce_accumulated(self, last: bool) -> None:
         """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it). ``last``: of
         the step; the shards' sums over their copies follow."""
+        groups: dict[Any, None] = {}  # Blocks that are one unit share theirs.
         for stage, block in self.managed:
             if stage == 2:
                 block.set_requires_gradient_sync(True, recurse=False)
                 if self.hybrid:
                     block.set_requires_all_reduce(last, recurse=False)
-                for group in parameter_groups(block):
-                    group.post_backward()
+                groups |= dict.fromkeys(parameter_groups(block))
+        for group in groups:
+            group.post_backward()
 
 
 def as_managed(block: nn.Module) -> FSDPModule:
@@ -307,11 +307,8 @@ class ZeroStage(PipelineStage):
         if backward_type == "weight":
             self._finished += 1
             self.control.hold()
-            over_others, alone = _parted(bwd_kwargs["param_groups"])
-            with _replacing(bwd_kwargs["param_groups"]), self.control.weight_part():
-                if over_others:
-                    stage_backward_weight(self.submod.parameters(), over_others, retain_graph=True)
-                stage_backward_weight(self.submod.parameters(), alone)
+            with self.control.weight_part():
+                backward_weights(self.submod, bwd_kwargs["param_groups"])
             self.control.reduce_accumulated(last=self._finished == self._microbatches)
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
@@ -328,62 +325,6 @@ class ZeroStage(PipelineStage):
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
         return _apart(stage_backward(outputs, gradients, inputs), gradients), None
-
-
-Groups = list[dict[str, Any]]
-
-
-def _parted(groups: Groups) -> tuple[Groups, Groups]:
-    """The groups whose weight part goes over nodes of other groups, and the others. What lies between two nodes that a
-    parameter joins is gone over again, and would be freed for those that need it after (or be freed already)."""
-    owner = {node: at for at, group in enumerate(groups) for node in group["intermediates"]}
-    over = {
-        at for at, group in enumerate(groups)
-        if len(group["intermediates"]) > 1 and any(owner.get(node, at) != at for node in _between(group["intermediates"]))
-    }
-    first, alone = ([group for at, group in enumerate(groups) if (at in over) == wanted] for wanted in (True, False))
-    return first, alone
-
-
-def _between(nodes: Collection[Any]) -> set[Any]:
-    """Nodes of autograd's graph on a way from one of ``nodes`` to another."""
-    readers: dict[Any, list[Any]] = {}
-    seen, ahead = set(nodes), list(nodes)
-    while ahead:
-        node = ahead.pop()
-        for following, _ in node.next_functions:
-            if following is not None:
-                readers.setdefault(following, []).append(node)
-                if following not in seen:
-                    seen.add(following)
-                    ahead.append(following)
-    found, back = set[Any](), list(nodes)
-    while back:
-        for node in readers.get(back.pop(), ()):
-            if node not in found:
-                found.add(node)
-                back.append(node)
-    return found
-
-
-@contextmanager
-def _replacing(groups: Groups) -> Iterator[None]:
-    """Let what came into a group's nodes in the input part take the place of what arrives there now. Where one of them leads to
-    another, the weight part goes over what lies between again, and torch before 2.13 would count it twice."""
-    handles = [
-        node.register_prehook(partial(_instead, gradients))
-        for group in groups if not _REPLACES and len(group["intermediates"]) > 1
-        for node, gradients in zip(group["intermediates"], group["grads"], strict=True) if gradients is not None
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _instead(gradients: tuple[Tensor | None, ...], _: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    return gradients
 
 
 def _has_own_history(value: Tensor) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
 
+from planner.costing.forward import BlockForward
 from planner.costing.storages import (
     ACTIVATIONS,
     GRADIENTS,
@@ -19,9 +19,6 @@ from planner.costing.storages import (
 )
 from planner.costing.tape import HANDED, PART, PASS, TURNED, Primitive, Reads
 
-if TYPE_CHECKING:
-    from planner.costing.passes import BlockPasses, Kind
-
 Made = list[tuple[str, Gradient]]
 
 
@@ -29,15 +26,14 @@ class Backward:
     """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to;
     ``again``: what was made again, by the node that asks for it and then lets it go (torch/utils/checkpoint.py,
     ``unpack_hook``); ``waiting``: what came into the nodes that parameters join, in the input part of a split pass; ``parts``:
-    of parameters that several nodes read, of which ``missing`` are still to run."""
+    of parameters that several nodes read, of which ``missing`` are still to run; ``split``: what parameters join waits."""
 
     def __init__(
-        self, block: BlockPasses, heap: Heap, kept: Kept, present: set[str], kind: Kind, waits: frozenset[str],
+        self, block: BlockForward, heap: Heap, kept: Kept, present: set[str], split: bool, waits: frozenset[str],
         joins: frozenset[str],
     ) -> None:
         self.block, self.heap, self.kept, self.present = block, heap, kept, present
-        self.waits, self.joins = waits, joins
-        self.split = kind != "full"
+        self.split, self.waits, self.joins = split, waits, joins
         self.gradients: dict[str, Gradient] = {}
         self.waiting: dict[int, list[Gradient]] = {}
         self.trained, self.missing = block.arranged.trained, block.arranged.shares.copy()
@@ -207,53 +203,74 @@ class Backward:
         block.forget(self.heap, kept, block.forgotten.intersection(again))
         self.again |= kept
 
+    def shared(self, index: int) -> list[int]:
+        """The weight part of a group of parameters that other blocks use too: before all others, whose nodes lie on the way.
+        What came into the nodes that are returned goes when the last block's are done."""
+        group = self.block.paths.groups[index]
+        nodes = [at for at in group if at in self.waiting] if self._is_shared(group) else []
+        if nodes:
+            self._group(nodes, self.block.paths.inward(nodes, self.waits), kept=True)
+        return nodes
+
     def weights(self, carried: Sequence[Storage]) -> list[Storage]:
-        """The weight part, group by group. Gradients that are added to older ones live until the next are made
+        """The weight part of the others, group by group. Gradients that are added to older ones live until the next are made
         (``stage_backward_weight``, ``dweights``): ``carried`` are those of the block before; this block's are returned."""
-        added = list(carried)
-        for group in self.block.paths.groups:
+        added, paths = list(carried), self.block.paths
+        for group in paths.groups:
             nodes = [at for at in group if at in self.waiting]
-            if not nodes:
+            if not nodes or self._is_shared(group):
                 continue
-            fresh = self._group(nodes)
+            fresh = self._group(nodes, paths.between(nodes), kept=paths.goes_over_others(nodes))
             for storage in added:
                 self.heap.drop(storage)
             added = fresh
-            for at in nodes:
-                for gradient in self.waiting.pop(at):
-                    self.heap.drop(gradient.storage)
+            self.forget(nodes)
         return added
 
-    def _group(self, nodes: Sequence[int]) -> list[Storage]:
-        """Gradients of the parameters that join at these nodes; those that are added to older ones are returned. Where one
-        of the nodes leads to another, the way between is gone again, and what arrives is replaced by what came in before."""
+    def _is_shared(self, group: Sequence[int]) -> bool:
+        """Whether a parameter of the group is one of other blocks too."""
+        return not self.block.paths.joining(group).isdisjoint(self.waits | self.joins)
+
+    def forget(self, nodes: Sequence[int]) -> None:
+        """Let go of what had come into these nodes."""
+        for at in nodes:
+            for gradient in self.waiting.pop(at):
+                self.heap.drop(gradient.storage)
+
+    def _group(self, nodes: Sequence[int], way: frozenset[str], *, kept: bool) -> list[Storage]:
+        """Gradients of the parameters that join at these nodes; those that are added to older ones are returned. On the ``way``
+        to others of them no gradient goes (runtime/weight_part.py): what a node makes for it is dropped. ``kept``: nodes that
+        have run are needed again."""
         found: dict[str, Gradient] = {}
-        wanted = self.block.paths.leading_to(nodes) | self.block.paths.after(nodes)
-        kept = self.block.paths.goes_over_others(nodes)
+        wanted = self.block.paths.leading_to(nodes) | way
         self.gradients = {}
         for at in range(nodes[-1], -1, -1):
             primitive = self.block.primitives[at]
             joins = at in nodes
-            incoming = [self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients]
-            if joins:
-                for gradient in incoming:
+            incoming = self.waiting[at] if joins else [
+                self.gradients.pop(value) for value, _ in primitive.makes if value in self.gradients
+            ]
+            called = bool(incoming) or any(value in way for value, _ in primitive.makes)
+            for value, gradient in self._called(primitive, incoming, wanted) if incoming else ():
+                if value in way:
                     self.heap.drop(gradient.storage)
-                incoming = self.waiting[at]
-            if not incoming:
-                continue
-            reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
-            made = self._gradients(primitive, reads, incoming[0], ())
-            whole = sum(size for value, size in primitive.sums if value in wanted)
-            # On the way from step to step, those of the input products are made once more, and replaced.
-            self.heap.passing(whole + primitive.backward_scratch + primitive.inner)
-            if not kept:
-                self._let_go(at)
-            for gradient in () if joins else incoming:
-                self.heap.drop(gradient.storage)
-            for value, gradient in made:
+                    continue
                 table = found if value in self.trained else self.gradients
                 table[value] = self._sum(table[value], gradient) if value in table else gradient
+            for gradient in () if joins else incoming:
+                self.heap.drop(gradient.storage)
+            if called and not kept:
+                self._let_go(at)
         return self._hand_over(found)
+
+    def _called(self, primitive: Primitive, incoming: Sequence[Gradient], wanted: Container[str]) -> Made:
+        """What a node of the weight part makes of the gradients that are wanted."""
+        reads = tuple((value, size) for value, size in primitive.reads if value in wanted)
+        made = self._gradients(primitive, reads, incoming[0], ())
+        whole = sum(size for value, size in primitive.sums if value in wanted)
+        # On the way from step to step, those of the input products are made once more, and replaced.
+        self.heap.passing(whole + primitive.backward_scratch + primitive.inner)
+        return made
 
     def _hand_over(self, found: dict[str, Gradient]) -> list[Storage]:
         """The first gradient of a parameter is its gradient; others are added to it in place."""

@@ -14,11 +14,12 @@ from hardware_profiles import Engine
 from planner.costing.activations import kept_storages, repeated_steps
 from planner.costing.exchanges import Exchange, exchanges, over_context
 from planner.costing.expressions import Text
+from planner.costing.forward import Emitted
 from planner.costing.kept import Keeping
 from planner.costing.levels import LevelMemory
 from planner.costing.local import LocalBody, Wiring, wire
 from planner.costing.operations import LocalCall, Operation, local_call
-from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.passes import BlockPasses
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.graph import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type

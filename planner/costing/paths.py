@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
+import networkx as nx
+
 from planner.costing.local import LocalBody
 from planner.costing.tape import HANDED, Primitive
 
@@ -41,11 +43,14 @@ class Paths:
         """Values that are made of parameters alone, and of which."""
         return self._meetings[0]
 
+    def joining(self, nodes: Collection[int]) -> frozenset[str]:
+        """The parameters that join at these primitives."""
+        return frozenset(name for at in nodes for name in self._meetings[1][at])
+
     def leading_to(self, nodes: Collection[int]) -> frozenset[str]:
         """Values that are made of the parameters alone that join at these primitives."""
-        derived, meetings = self._meetings
-        names = frozenset(name for at in nodes for name in meetings[at])
-        return frozenset(value for value, own in derived.items() if own & names)
+        names = self.joining(nodes)
+        return frozenset(value for value, own in self.derived.items() if own & names)
 
     @cached_property
     def joins(self) -> frozenset[int]:
@@ -55,26 +60,22 @@ class Paths:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Those primitives as the weight part of a split pass takes them: by parameter, in the order of the block's modules;
-        parameters that join at one of them are taken together (``_backward.py``, ``get_param_groups``). Those that go over
-        nodes of others come first (runtime/zero.py)."""
-        groups: list[set[int]] = []
-        for name in in_module_order([value.name for value in self._local.body.parameters]):
-            nodes = {at for at, names in self._meetings[1].items() if name in names}
-            first = next((group for group in groups if group & nodes), None)
-            if first is None and nodes:
-                groups.append(nodes)
-            elif first is not None:
-                first |= nodes
-        found = [tuple(sorted(group)) for group in groups]
+        parameters that join at one of them are taken together. Those that go over nodes of others come first
+        (runtime/weight_part.py)."""
+        together: nx.Graph[int | str] = nx.Graph((at, name) for at, names in self._meetings[1].items() for name in names)
+        order = in_module_order([value.name for value in self._local.body.parameters])
+        parts = [nx.node_connected_component(together, name) for name in order if name in together]
+        found = dict.fromkeys(tuple(sorted(at for at in part if isinstance(at, int))) for part in parts)
         return tuple(sorted(found, key=lambda group: not self.goes_over_others(group)))
 
     def goes_over_others(self, group: Sequence[int]) -> bool:
-        """Whether other parameters join on the way from one of these primitives to another: their nodes are kept for them."""
-        way = self.after(group)
+        """Whether other parameters join on the way from one of these primitives to another: their nodes are kept for them
+        (runtime/weight_part.py)."""
+        way = self.between(group)
         others = self.joins.difference(group) if way else ()
         return any(value in way for at in others for value, _ in self._primitives[at].makes)
 
-    def after(self, nodes: Sequence[int]) -> frozenset[str]:
+    def between(self, nodes: Collection[int]) -> frozenset[str]:
         """Values on the way from one of these primitives to another of them."""
         if len(nodes) < 2:
             return frozenset()
@@ -82,11 +83,21 @@ class Paths:
         for at, primitive in enumerate(self._primitives):
             if at in nodes or any(made is not None and value in led for value, made in primitive.reads):
                 led |= {value for value, _ in primitive.makes}
+        return frozenset(led & self._before(nodes))
+
+    def inward(self, nodes: Collection[int], waits: Collection[str]) -> frozenset[str]:
+        """The same, where parameters that join at these primitives and wait for earlier blocks may be reached there."""
+        if not self.joining(nodes).intersection(waits):
+            return self.between(nodes)
+        return frozenset(self._before(nodes) - self.derived.keys())
+
+    def _before(self, nodes: Collection[int]) -> set[str]:
+        """Values that lead to these primitives."""
         wanted = set[str]()
         for at in range(max(nodes), -1, -1):
             if at in nodes or any(value in wanted for value, _ in self._primitives[at].makes):
                 wanted |= {value for value, made in self._primitives[at].reads if made is not None}
-        return frozenset(led & wanted)
+        return wanted
 
     @cached_property
     def handed_on(self) -> Mapping[str, str]:

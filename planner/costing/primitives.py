@@ -342,23 +342,28 @@ def _conversion(tape: Tape, step: Step) -> None:
     """A collective: gathers along an inner dim and scatters copy once more (runtime/primitives.py)."""
     conversion, source, target = step.conversion, step.operands[0], step.outputs[0]
     assert conversion is not None
+    # What a collective makes lies row by row, and so does its gradient.
+    turned = [] if tape.local.layouts[source].in_order else [source]
     if tape.local.root[target] != target:
         made = PASS if conversion.backward != "all_reduce" else tape.bytes_of(source)
-        tape.add([(source, tape.gradient(source, made))], tape.outputs_of(step), lines=conversion.backward == "all_reduce")
+        lines = conversion.backward == "all_reduce"
+        tape.add([(source, tape.gradient(source, made))], tape.outputs_of(step), lines=lines, turns=turned)
         return
     before, after = tape.bytes_of(source), tape.bytes_of(target)
     inner = _sharded(step).dim > 0
     forward = _copies(conversion.forward, before, after, inner)
     back = {"identity": PASS, "all_reduce": before, "slice": PASS}.get(conversion.backward, before)
-    if conversion.backward == "slice" and prod(tape.local.layouts[target].sizes[: _sharded(step).dim]) > 1:
-        back = PART
-    elif back == PASS and not tape.local.layouts[source].in_order:
-        back = TURNED  # What a collective makes lies row by row, and so does its gradient.
+    sizes, dim = tape.local.layouts[target].sizes, _sharded(step).dim
+    if conversion.backward == "slice" and prod(sizes[:dim]) > 1:
+        back = ROWS if dim == len(sizes) - 1 and not turned else PART
+    elif back == PASS and turned:
+        back = TURNED
     backward = _copies(conversion.backward, after, before, inner)
     tape.add(
         [(source, tape.gradient(source, back))], [(target, after)], forward=forward,
         backward=backward if needs_gradient(tape.local, source) else 0,
         lines=conversion.backward in ("all_reduce", "all_gather") or (conversion.backward == "reduce_scatter" and not inner),
+        turns=turned,
     )
 
 

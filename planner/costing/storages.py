@@ -64,7 +64,8 @@ class Pass:
     """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``.
     ``edge``: of a forward pass, bytes of outputs that are there at the peak; ``leaving``: of a backward pass, the inputs'
     gradients; ``waiting``: numbers of the storages that arrived and wait for the weight part; ``added``: of a weight part,
-    bytes that go when the next gradient has been made; ``left``: bytes that go with the whole stage's graph."""
+    bytes that go when the next gradient has been made (of parameters of other blocks too: when all those have); ``left``: bytes
+    that go with the whole stage's graph."""
 
     peak: tuple[int, int]
     after: tuple[int, int]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, shard_elements
+from planner.costing.forward import Emitted
 from planner.costing.local import localise
-from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.passes import BlockPasses
 from planner.costing.paths import in_module_order
 from planner.evaluate.units import Unit, UnitParameter
 from planner.ir.costed import Recompute

@@ -13,6 +13,7 @@ from planner.costing.storages import Arrival, Pass
 from planner.evaluate.bodies import Bodies, context_bytes, context_storages, units_of
 from planner.evaluate.flows import Flow, Flows, Held
 from planner.evaluate.heap import Category, Heap
+from planner.evaluate.shared import Shared
 from planner.evaluate.units import Root
 from planner.ir.graph import Block
 from planner.ir.plan import StagePlan
@@ -28,7 +29,6 @@ class _Link:
     zero: int
     differentiable_inputs: bool
     reached: bool
-    alone: bool
 
 
 class StageReplay:
@@ -56,10 +56,10 @@ class StageReplay:
                 block, bodies.passes(block.body, decision.recompute), unit_of[at], decision.zero,
                 any(name in graph.activation_types and self._differentiable(name) for name in block.reads),
                 any(bodies.passes(block.body, decision.recompute).gradient_bytes),
-                sum(1 for other in unit_of if other == unit_of[at]) == 1,
             )
             for at, (block, decision) in enumerate(zip(self.blocks, stage.decisions, strict=True))
         ]
+        self._shared = Shared(self.blocks, [link.passes.paths for link in self.chain])
         passed = self._passed()
         self.makes = self.sends - sum(self.sizes[name] for name in passed)
         self.cloned = sum(self.sizes[name] for name in passed if self._differentiable(name))
@@ -260,9 +260,11 @@ class StageReplay:
         return readers
 
     def _weights(self, last: bool) -> None:
-        """The weight part; ZeRO-2 units reduce after it."""
+        """The weight part, of parameters that several blocks use first; ZeRO-2 units reduce after it."""
         carried, left = 0, sum(size for storage, size in self.context.items() if self._context_keepers[storage])
         left += sum(self.sizes[name] for name, at in self._weight_owners.items() if at < 0 and self._is_own(name))
+        for group in self._shared.groups:
+            self.heap.add("activations", -sum(self._run_weights(at, 0, index).added for at, index in group))
         for at in range(len(self.chain)):
             passed = self._run_weights(at, carried)
             carried, left = passed.added, left + passed.left
@@ -275,7 +277,7 @@ class StageReplay:
     def _run(self, at: int, kind: Literal["full", "input"], flows: Flows) -> list[Flow]:
         """One block's backward pass, or the input part of it; the gradients that it leaves."""
         link, heap, bound = self.chain[at], self.heap, self._bound[at]
-        waits, joins = self._shared(at)
+        waits, joins = self._shared.of(at)
         arrived = [
             flows.take(name) if size else None
             for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True)
@@ -294,17 +296,17 @@ class StageReplay:
         self._add(link, passed, sum(flow.storage.size for flow in handed))
         return leaving
 
-    def _run_weights(self, at: int, carried: int) -> Pass:
-        """The weight part of one block's backward pass."""
+    def _run_weights(self, at: int, carried: int, group: int | None = None) -> Pass:
+        """The weight part of one block's backward pass, or of one of its groups whose parameters other blocks use too."""
         link = self.chain[at]
-        waits, joins = self._shared(at)
+        waits, joins = self._shared.of(at)
         arrived = self._arrived.get(at, [None] * len(link.block.writes))
         passed = link.passes.backward(
-            "weight", present=self._present(link), owned=self._owned(at, self._weight_owners),
+            "weight" if group is None else "shared", present=self._present(link), owned=self._owned(at, self._weight_owners),
             arrivals=_arrivals(arrived, lambda storage: storage.outlives(at)),
             reached=self._reached[at],
             returned=[value for value, storage in self._left.get(at, ()) if storage.returned],
-            carried=carried, waits=waits, joins=joins,
+            carried=carried, waits=waits, joins=joins, group=group or 0,
         )
         self.heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
         self._add(link, passed, 0)
@@ -383,18 +385,6 @@ class StageReplay:
         if not self.root.units[link.unit].own - self._fresh[link.unit]:
             return frozenset()
         return frozenset(value.name for value in self.graph.body_of[link.block.body].parameters)
-
-    def _shared(self, at: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Parameters that earlier blocks of the stage use too, and those that later ones do."""
-        link = self.chain[at]
-        if link.alone:
-            return frozenset(), frozenset()
-        others = [(i, {fqn for _, fqn in other.block.parameters}) for i, other in enumerate(self.chain) if i != at]
-        waits = {fqn for i, names in others if i < at for fqn in names}
-        joins = {fqn for i, names in others if i > at for fqn in names}
-        return tuple(
-            frozenset(local for local, fqn in link.block.parameters if fqn in found) for found in (waits, joins)
-        )  # type: ignore[return-value]
 
 
 def _arrivals(flows: Sequence[Flow | None], held: Callable[[Held], bool]) -> list[Arrival | None]:

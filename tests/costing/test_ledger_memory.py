@@ -86,6 +86,11 @@ CASES = [
     ("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     ("twice", "fp64", Row(data=2, zero=3, accumulation=2, recompute="selective")),
     ("twice", "fp32", Row(pipeline=2, accumulation=4)),
+    # Parameters that are read again further on, in the same block and in a later one.
+    ("scaled", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble")),
+    ("scaled", "bf16", Row(tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="zbv")),
+    ("looped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),

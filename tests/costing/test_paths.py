@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from planner.costing.expressions import in_emitted_order
+from planner.costing.forward import Emitted
 from planner.costing.local import localise
-from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.passes import BlockPasses
 from planner.costing.paths import in_module_order
 from planner.costing.storages import STRAIGHT, Arrival, Leaving, Order
 from planner.evaluate.bodies import Bodies

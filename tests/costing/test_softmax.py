@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.costing.forward import Emitted
 from planner.costing.local import localise
-from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival
 from planner.ir.graph import Body, BodyValue, Node
 from planner.ir.placement import BodyPlacement, NodePlacement, OpStrategy, Transfer, shard

@@ -11,7 +11,7 @@ from planner.ir.placement import REPLICATE, BodyPlacement, Placement, shard
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.ir.serialize import fingerprint
 from planner.placement import place_body
-from planner.placement.options import body_boundary
+from planner.placement.options import body_boundary, tied_slots
 from planner.placement.space import Activations
 from planner.rules.layout import canonical
 from tests.matrix.pricing import VolumePricing
@@ -84,11 +84,13 @@ def _split(body: Body, name: str, degree: int) -> Placement | None:
 
 
 def place_as_megatron(graph: ModelGraph, degree: int, boundary: Placement) -> Mapping[str, BodyPlacement]:
-    """Matrices split as Megatron-LM does, unevenly where they do not divide; all else is left to the solver."""
+    """Matrices split as Megatron-LM does, unevenly where they do not divide; other parameters of several bodies whole; all else
+    is left to the solver."""
     placements = {}
+    tied = frozenset[tuple[str, str]]().union(*tied_slots(graph))
     for body in graph.bodies:
         splits = {p.name: _split(body, p.name, degree) for p in body.parameters} if degree > 1 else {}
-        fixed = {name: split for name, split in splits.items() if split is not None}
+        fixed = {name: split or REPLICATE for name, split in splits.items() if split or (body.name, name) in tied}
         around = body_boundary(graph, body, boundary) if degree > 1 else {}
         activations: Activations = "whole" if boundary == REPLICATE else "split"
         placed = place_body(body, degree, around, fixed, VolumePricing(degree), activations=activations)

@@ -360,6 +360,32 @@ def twice(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
     return Stacked((Twice(width) for _ in range(layers)), width, vocab)
 
 
+class Scaled(nn.Module):
+    """Attention and a feed-forward network side by side, then the network once more; one norm and one scale for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = _example("gpt")
+        self.norm, self.scale = nn.LayerNorm(30), nn.Parameter(torch.ones(30))
+        self.attention, self.feed_forward = parts.Attention(30, 6, 0.0, True), parts.FeedForward(30, 46, True, "none")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        x = x + self.scale * (self.attention(h) + self.feed_forward(h))
+        return x + self.scale * self.feed_forward(self.norm(x))
+
+
+class ScaledHead(Stacked):
+    """The head reads the last layer's scale."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * (1 + self.layers[-1].scale.mean())
+
+
+def scaled(layers: int = 4) -> nn.Module:
+    return _scrambled(ScaledHead((Scaled() for _ in range(layers)), 30, 52))
+
+
 class Experts(nn.Module):
     """Each token goes through the two best of its experts, whose products are one grouped product."""
 

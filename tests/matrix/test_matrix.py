@@ -78,6 +78,9 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     ("sideways", Row(pipeline=2, data=2, accumulation=2)),
     ("twice", Row(tensor=2, data=2, zero=3, recompute="selective")),
     ("twice", Row(pipeline=2, accumulation=2, schedule="zbv")),
+    # Parameters that are read again further on, collectives between, in the same block and in a later one.
+    ("scaled", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
+    ("scaled", Row(tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
     # A stage hands on what it has received.
     ("reading", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("reading", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),

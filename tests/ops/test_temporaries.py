@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.costing.activations import saved_bytes
+from planner.costing.forward import Emitted
 from planner.costing.local import localise
-from planner.costing.passes import BlockPasses, Emitted
+from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival
 from planner.ir.graph import Body, BodyValue, Node, Source
 from planner.ir.types import Argument, Dtype, Ref, TensorType

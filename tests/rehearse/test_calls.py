@@ -38,6 +38,9 @@ ROWS = [
     ("gpt", "fp32", Row(tensor=4, data=2, zero=3, accumulation=1, recompute="full")),
     ("llama", "bf16", Row(tensor=4, zero=0, accumulation=2, sequence_parallel=True, recompute="full")),
     ("llama", "fp16", Row(tensor=2, pipeline=2, accumulation=3, zero=1)),
+    # No collective is called again for parameters that are read in several places.
+    ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=4, schedule="zbv")),
+    ("scaled", "bf16", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", sequence_parallel=True)),
 ]
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ PRELOAD = [
     "torch.distributed._composable.replicate_with_fsdp",
 ]
 """What every worker needs: imported once, by the process that they are forked from."""
+
+GONE = "its process is gone"
 
 
 class WorkerError(AssertionError):
@@ -48,14 +50,15 @@ def _answer(connection: Connection) -> tuple[bool, Any]:
     try:
         done, result = connection.recv()
     except EOFError:
-        return False, "its process is gone"
+        return False, GONE
     return done, result
 
 
-def _ended(world: list[tuple[Any, Connection]]) -> dict[int, int]:
-    """The exit codes of processes that are gone, by rank: what their peers say is only that the connection was closed."""
-    for process, _ in world:
-        process.join(0.2)
+def _ended(world: list[tuple[Any, Connection]], answers: Mapping[int, tuple[bool, Any]]) -> dict[int, int]:
+    """The exit codes of processes that are gone, by rank: what their peers say is only that the connection was closed. On a
+    busy machine the code of one that is gone comes late."""
+    for rank, (process, _) in enumerate(world):
+        process.join(10 if answers.get(rank) == (False, GONE) else 0.2)
     return {rank: process.exitcode for rank, (process, _) in enumerate(world) if process.exitcode is not None}
 
 
@@ -95,7 +98,7 @@ class ProcessPool:
                 answers[rank] = _answer(connection)
         if len(answers) == size and all(done for done, _ in answers.values()):
             return [result for _, result in answers.values()]
-        ended = _ended(world)
+        ended = _ended(world, answers)
         self._end(size)
         failed = {rank: result for rank, (done, result) in answers.items() if not done}
         missing = {rank: "did not answer" for rank in range(size) if rank not in answers}

@@ -1,0 +1,76 @@
+"""The weight part of a split backward pass goes over nothing a second time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.distributed.pipelining._backward import stage_backward_input
+
+from runtime.undefined import or_none
+from runtime.weight_part import backward_weights
+
+
+class Counted(Function):
+    """What passes unchanged; ``calls`` grows with every gradient that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, calls: list[int]) -> Tensor:
+        ctx.calls = calls
+        return x.view_as(x)
+
+    @staticmethod
+    @or_none
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.calls[0] += 1
+        return gradient, None
+
+
+class Reading(nn.Module):
+    """One norm and one scale for three products, the last of which the second leads to; a slope that is read as it is and
+    through what is made of it alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(4), nn.Parameter(torch.randn(4))
+        self.products = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.slope = nn.Parameter(torch.randn(1))
+        self.calls = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        steep = self.slope.exp()
+        for product in self.products:
+            x = x + steep * self.scale * product(Counted.apply(self.norm(x), self.calls))
+        return x * self.slope
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gradients_are_the_whole_pass_s_and_nothing_is_called_twice(seed: int) -> None:
+    """Also where torch has a parameter in two groups, which it has by the order of a set of nodes."""
+    torch.manual_seed(seed)
+    module, x = Reading().double(), torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
+    made = module(x)
+    module.calls[0] = 0
+    (incoming,), groups = stage_backward_input([made], [2 * made.detach()], [x], module.parameters())
+    assert incoming is not None and torch.allclose(incoming, expected[0])
+    assert module.calls == [3] and any(len(group["intermediates"]) > 1 for group in groups)
+    backward_weights(module, groups)
+    assert module.calls == [3], "gradients went over what lies between two reads of a parameter again"
+    for parameter, gradient in zip(module.parameters(), expected[1:], strict=True):
+        assert parameter.grad is not None and torch.allclose(parameter.grad, gradient)
+
+
+def test_a_node_that_leads_to_no_other_is_left_alone() -> None:
+    """Two reads side by side: both gradients are one sum."""
+    scale, x = nn.Parameter(torch.randn(3)), torch.randn(3, requires_grad=True)
+    module = nn.Module()
+    module.register_parameter("scale", scale)
+    made = scale * x.sin() + scale * x.cos()
+    (expected,) = torch.autograd.grad(made.sum(), [scale], retain_graph=True)
+    _, groups = stage_backward_input([made], [torch.ones(3)], [x], module.parameters())
+    backward_weights(module, groups)
+    assert scale.grad is not None and torch.equal(scale.grad, expected)
