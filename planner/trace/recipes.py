@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,6 +67,7 @@ class Recorder(TorchDispatchMode):
         self.stale: set[int] = set()
         self.draws: list[Draw] = []
         self._kept: list[Tensor] = []
+        self._alive: dict[int, object] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -88,7 +90,7 @@ class Recorder(TorchDispatchMode):
             with self.fake:
                 result = func(*args, **kwargs)
             if mutable and not isinstance(args[0], FakeTensor):
-                self.stale.add(_key(args[0]))
+                self._set_stale(args[0])
                 return args[0]
             return result
         if not mutable and not _is_view(func) and not _is_small(func, args):
@@ -104,7 +106,7 @@ class Recorder(TorchDispatchMode):
                 raise
             # A half-precision kernel that CPUs lack: the history still tells what would have happened.
             if mutable:
-                self.stale.add(_key(args[0]))
+                self._set_stale(args[0])
                 return args[0]
             with self.fake:
                 return func(*args, **kwargs)
@@ -119,21 +121,37 @@ class Recorder(TorchDispatchMode):
             return
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and _key(leaf) not in before:
-                self.histories[_key(leaf)] = self._made(func, name, args, kwargs, tensors, leaf)
+                self._remember(leaf, self._made(func, name, args, kwargs, tensors, leaf))
                 self._kept.append(leaf) if isinstance(leaf, FakeTensor) else None
                 if any(_key(tensor) in self.stale for tensor in tensors):
-                    self.stale.add(_key(leaf))
+                    self._set_stale(leaf)
 
     def _record_write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = args[0]
-        key, old = _key(target), self.history(target)
+        old = self.history(target)
         new = self._transformed(name, old, target, args[1:], kwargs)
         if target.numel() == target.untyped_storage().nbytes() // target.element_size():
-            self.histories[key] = new
+            self._remember(target, new)
         elif new.steps == (("constant", 0.0),):
-            self.histories[key] = old.then(("zero_part", target.storage_offset(), target.numel()))
+            self._remember(target, old.then(("zero_part", target.storage_offset(), target.numel())))
         elif target.numel():
-            self.histories[key] = History((*old.steps, ("unknown", f"{name}_ on a part of it")), old.random or new.random)
+            self._remember(target, History((*old.steps, ("unknown", f"{name}_ on a part of it")), old.random or new.random))
+
+    def _remember(self, tensor: Tensor, history: History) -> None:
+        """What has happened to the tensor's storage, for as long as that lives: another may lie at its address then."""
+        key = _key(tensor)
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._forget(key))
+        self.histories[key] = history
+
+    def _set_stale(self, tensor: Tensor) -> None:
+        """The values that a tensor holds are not those that it would have."""
+        self._remember(tensor, self.history(tensor))
+        self.stale.add(_key(tensor))
+
+    def _forget(self, key: int) -> None:
+        del self._alive[key], self.histories[key]
+        self.stale.discard(key)
 
     def _made(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], leaf: Tensor
@@ -197,8 +215,8 @@ class Recorder(TorchDispatchMode):
     ) -> Tensor:
         """Stands for torch's own while a model is built: that one rejects samples, which needs their values."""
         del generator
-        self.histories[_key(tensor)] = self._drawn("trunc_normal", (mean, std, a, b), tensor)
-        self.stale.add(_key(tensor))
+        self._remember(tensor, self._drawn("trunc_normal", (mean, std, a, b), tensor))
+        self._set_stale(tensor)
         return tensor
 
     def _drawn(self, op: str, arguments: tuple[float, ...], leaf: Tensor) -> History:

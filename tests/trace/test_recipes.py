@@ -86,6 +86,27 @@ def test_many_kinds(model_file: Callable[[str], str]) -> None:
     assert kinds["table"] == ("value",)
 
 
+def test_memory_that_is_used_again_has_no_history(model_file: Callable[[str], str]) -> None:
+    """What is made of a list, or shared with NumPy, is made by no operation, and may lie where a draw lay that is gone, or what
+    was not computed for real."""
+    source = load_model(model_file("""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(600, 600)
+        for at in range(20):
+            torch.randn(16) * 0.02, torch.empty(16), torch.empty(16).copy_(self.w.weight[0, :16])
+            table = [float(at + i) for i in range(16)]
+            setattr(self, f"listed_{at}", nn.Parameter(torch.tensor(table)))
+            raw = torch.tensor(table).numpy().tobytes()
+            setattr(self, f"shared_{at}", nn.Parameter(torch.frombuffer(raw, dtype=torch.float32)))
+
+def make():
+    return M()
+"""), {}, None)
+    assert_replays(source)
+
+
 @pytest.mark.parametrize(("line", "said"), [
     ("nn.init.orthogonal_(self.w)", "the initialisation of parameter w uses"),
     ("pass", "parameter w is never initialised"),
