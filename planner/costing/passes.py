@@ -44,9 +44,8 @@ class BlockPasses(BlockForward):
         part will not ask for: nodes that none of this block's and none of later blocks' (which lead to the outputs ``reached``;
         by default to all) leads to, and of parameters ``shared`` with other blocks a ``group`` has its weight part before.
         ``returned``: inputs whose gradients are still held in the weight part; ``carried``: bytes of gradients that the block
-        before has left there. A parameter that other blocks of the stage use too has one gradient,
-        which autograd hands over when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a
-        later one's.
+        before has left there. A parameter that other blocks of the stage use too has one gradient, which autograd hands over
+        when all parts are there: it ``waits`` after this block for an earlier one's, it ``joins`` a later one's.
         """
         arriving = self._default_arrivals if arrivals is None else tuple(arrivals)
         through = frozenset(self.local.outputs if reached is None else reached)
@@ -85,34 +84,26 @@ class BlockPasses(BlockForward):
         )
         if kind in ("full", "input"):
             return inward
-        self._known["input", present, owned, arrivals, reached, returned, carried, waits, joins, group] = inward
-        added, left = list[Storage](), 0
+        self._known["input", present, owned, arrivals, reached, returned, carried, waits, joins, 0] = inward
         nodes, _ = self.paths.reached(reached)
-        if kind != "tail":
-            run.tail(nodes)
-            for name in run.gradients.keys() & self._inputs - returned:
-                heap.drop(run.gradients.pop(name).storage)
-        if kind == "shared":
-            for index in range(group):
-                run.forget(run.shared(index))
-            begin = heap.restart()
-            spent = run.shared(group)
-            passed = heap.since(begin)
-            run.forget(spent)
-            return replace(passed, added=passed.after[0] - heap.since(begin).after[0])
-        for index in range(len(self.paths.groups)) if kind == "weight" else ():
-            run.forget(run.shared(index))
-        before = [heap.make(carried)] if carried else []
-        begin = heap.restart()
         if kind == "tail":
+            begin = heap.restart()
             run.tail(nodes)
-        else:
-            added = run.weights(before)
-            left = self._left(run, reached)
-        return replace(
-            heap.since(begin), leaving=inward.leaving, waiting=inward.waiting, added=sum(storage.size for storage in added),
-            left=left,
-        )
+            return heap.since(begin)
+        run.tail(nodes)
+        for name in run.gradients.keys() & self._inputs - returned:
+            heap.drop(run.gradients.pop(name).storage)
+        return _shared(run, group) if kind == "shared" else self._weights(run, carried, reached)
+
+    def _weights(self, run: Backward, carried: int, reached: frozenset[str]) -> Pass:
+        """The weight part of what no other block uses, when that of the others is done."""
+        for index in range(len(self.paths.groups)):
+            run.forget(run.shared(index))
+        before = [run.heap.make(carried)] if carried else []
+        begin = run.heap.restart()
+        added = run.weights(before)
+        left = self._left(run, reached)
+        return replace(run.heap.since(begin), added=sum(storage.size for storage in added), left=left)
 
     def _arrive(self, run: Backward, arrivals: Sequence[Arrival | None]) -> dict[int, Storage]:
         """Let the gradients of the outputs arrive; by number, the storages that they lie in."""
@@ -180,3 +171,14 @@ class BlockPasses(BlockForward):
         holding += [(self._holder(run), self._held(run)) for run in self._runs]
         named = ((at, self.local.root.get(value, value)) for at, values in holding for value in values)
         return tuple((at, name) for at, name in named if name in self.kept_inputs)
+
+
+def _shared(run: Backward, group: int) -> Pass:
+    """The weight part of one group of parameters that other blocks use too, when those before it are done."""
+    for index in range(group):
+        run.forget(run.shared(index))
+    begin = run.heap.restart()
+    spent = run.shared(group)
+    passed = run.heap.since(begin)
+    run.forget(spent)
+    return replace(passed, added=passed.after[0] - run.heap.since(begin).after[0])
