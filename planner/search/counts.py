@@ -38,6 +38,7 @@ from planner.search.mixtures import best_mixture, grains, mixing_seconds
 from planner.search.paths import Paths, Pool, paths_of
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
+from planner.search.slowest import Slowest
 from planner.search.splits import best_split
 from planner.search.stream import Stream
 from planner.search.together import RankCosts
@@ -90,6 +91,7 @@ class Counts:
     _seen: int = 0
     _tightened: bool = False
     _covered: bool = False
+    _slowest_told: bool = False
     tightenings: int = 0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
@@ -112,6 +114,10 @@ class Counts:
     @cached_property
     def layout(self) -> Layout:
         return Layout(self.stream, self.shape, self.exact)
+
+    @cached_property
+    def _slowest(self) -> Slowest:
+        return Slowest(self.layout)
 
     @cached_property
     def paths(self) -> Paths:
@@ -253,6 +259,7 @@ class Counts:
     def mix(self, effort: Effort) -> bool:
         """Add the best mixture of paths, where there is time to find it; whether there was. First of paths that change at
         few micro-batches, of more where those may tell more."""
+        self._tell_slowest()
         mixed = False
         for grain in grains(self.shape):
             if (mixed and self._settled(effort.target_s)) or not self._mixed(effort, grain):
@@ -280,6 +287,12 @@ class Counts:
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
         self._simulate(times, tail_s, self._sends)
         return True
+
+    def _tell_slowest(self) -> None:
+        """Say how slow the slowest stage of a rank is with whole blocks."""
+        if not self._slowest_told and self._most:
+            self._slowest_told = True
+            self._model().add(self._slowest.rows(self._most))
 
     def _cover(self) -> None:
         """Where whole numbers of blocks are fixed, say what that means for their choices."""
@@ -333,6 +346,7 @@ class Counts:
             for share in self.shares:
                 self.keep(share)
             self._program.add(self.layout.work_rows(self._costs, self._most))
+            self._slowest_told = False
         return self.bound < target_s
 
     def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:
