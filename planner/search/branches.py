@@ -19,6 +19,7 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
+from planner.search.choices import Choices, Chosen, choices_of
 from planner.search.counts import UNTIL_MIXED, Counts
 from planner.search.effort import Effort
 from planner.search.linear import Floats
@@ -31,6 +32,8 @@ NEAR = 0.1
 """Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
 MOST_LEAVES = 100
 """Where there are more ways to lay whole blocks, parting the chain is quicker than a program for each."""
+SOON = 1
+"""After so many looks at a leaf's whole numbers that came to no end, its choices are told apart, where that is possible."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -54,12 +57,20 @@ class Opened:
 @dataclass
 class _Branch:
     """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for;
-    ``real``: of a leaf, real variables have said what they can."""
+    ``real``: of a leaf, real variables have said what they can. ``looks`` at a leaf's whole numbers; ``choices``: where these
+    are told apart rank by rank."""
 
     box: Box
     leaf: Counts | None = None
     mixed: bool = False
     real: bool = False
+    looks: int = 0
+    choices: Choices | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has to be left where it is: a leaf that asks for more room, or whose choices are told apart."""
+        return self.leaf is not None and (self.leaf.tightenings > 0 or self.choices is not None)
 
 
 @dataclass
@@ -94,8 +105,7 @@ class Branches:
         """Give away half of what is open below the target: every other branch by bound; nothing where there is but one."""
         mine, given = list[tuple[float, int, _Branch]](), list[Opened]()
         for bound, order, branch in sorted(self.heap):
-            # A leaf that asks for more room has to be left where it is.
-            keeps = bound >= target_s or len(mine) == len(given) or (branch.leaf is not None and branch.leaf.tightenings > 0)
+            keeps = bound >= target_s or len(mine) == len(given) or branch.begun
             mine.extend([(bound, order, branch)] if keeps else [])
             given.extend([] if keeps else [_opened(bound, branch)])
         self.heap = mine
@@ -206,14 +216,39 @@ class Branches:
             return targets[-1]
 
         before = leaf.tightenings
-        # Paths are cheaper to find with real variables.
-        branch.real = branch.real or not leaf.solve(effort, whole=False)
-        unfinished = leaf.solve(effort, whole=True, found=told)
-        if unfinished or before < leaf.tightenings <= REPEATS:
+        if branch.choices is None:
+            # Paths are cheaper to find with real variables.
+            branch.real = branch.real or not leaf.solve(effort, whole=False)
+        if branch.real and branch.looks == SOON and leaf.bound < effort.target_s and leaf.costs is not None:
+            branch.choices = choices_of(leaf.layout, leaf.paths, leaf.costs.before_s, effort.target_s)
+        if branch.choices is not None:
+            unfinished = self._decide(leaf, branch, effort, told)
+        elif branch.real or branch.looks < SOON:
+            unfinished = leaf.solve(effort, whole=True, found=told)
+        else:
+            unfinished = leaf.bound < effort.target_s
+        branch.looks += branch.real or branch.looks < SOON
+        if unfinished or (branch.choices is None and before < leaf.tightenings <= REPEATS):
             self._push(leaf.bound, branch)
         else:
             self.finished_s = min(self.finished_s, leaf.bound)
         return targets[-1]
+
+    def _decide(self, leaf: Counts, branch: _Branch, effort: Effort, told: Callable[[], float]) -> bool:
+        """Tell a leaf's choices apart rank by rank; where there are too many, no more. Returns whether something is left."""
+        choices = branch.choices
+        assert choices is not None
+
+        def chosen(found: Chosen) -> float:
+            leaf.values, leaf.simulated_s = found.values(leaf.layout, choices.shares), found.step_s
+            return told()
+
+        target_s, done = choices.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, chosen)
+        if done:
+            leaf.bound = max(leaf.bound, min(target_s, choices.least_s))
+        elif choices.too_many:
+            branch.choices = None
+        return not done
 
     def _apply(self, box: Box) -> None:
         """Bound rows and columns as the box says, all others as at first."""

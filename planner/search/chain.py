@@ -50,6 +50,16 @@ class Chain:
             first += count
         return tuple(runs)
 
+    @property
+    def context_bytes(self) -> int:
+        """Of each micro-batch in flight."""
+        return self.costed.context_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of each micro-batch."""
+        return self.costed.batch_bytes
+
     @cached_property
     def single(self) -> tuple[tuple[Table, Table], ...]:
         """Per run, the choices of one block: of recomputation and of ZeRO stages."""

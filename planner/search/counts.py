@@ -29,7 +29,7 @@ from functools import cached_property
 import numpy as np
 
 from cost_models.pipeline import CriticalPath, StageTimes, longest_paths
-from planner.ir.plan import BlockDecision, StagePlan
+from planner.ir.plan import StagePlan
 from planner.search.counted import Ranks
 from planner.search.covers import cover_rows
 from planner.search.effort import AGREEMENT, Effort
@@ -381,23 +381,9 @@ class Counts:
         return length, found
 
     def stages(self) -> tuple[StagePlan, ...]:
-        """The stages of an exact solution: counted choices are dealt to the blocks in order."""
+        """The stages of an exact solution."""
         assert self.exact and self.values is not None
-        layout = self.layout
-        chosen = np.rint(self.values[layout.choice_at]).astype(int)
-        result, first = [], 0
-        for stage in range(self.shape.stages):
-            decisions: list[BlockDecision] = []
-            for pair in np.flatnonzero(layout.pair_stage == stage):
-                levels, zeros = (
-                    [layout.names[c] for c in np.flatnonzero((layout.pair == pair) & (layout.kind == kind))
-                     for _ in range(chosen[c])]
-                    for kind in (0, 1)
-                )
-                decisions += [BlockDecision(z, r) for z, r in zip(zeros, levels, strict=True)]
-            result.append(StagePlan(stage, first, first + len(decisions), tuple(decisions)))
-            first += len(decisions)
-        return tuple(result)
+        return self.layout.stages(self.values)
 
 
 def _stuck(bounds: list[float], target_s: float) -> bool:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.live import LIVE
-from planner.evaluate import receive_buffer_bytes
+from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.chain import Chain
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
+from planner.search.stream import Stream
 from planner.search.tables import AT_TIMES, LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, Table
 
 Numbers = NDArray[np.int64]
@@ -82,7 +83,7 @@ class Shares:
     """[ranks, instants, portions]: at an instant, so often a portion has what it has at times."""
 
     @staticmethod
-    def of(chain: Chain, shape: Shape, bounds: Sequence[int]) -> Shares:
+    def of(chain: Chain | Stream, shape: Shape, bounds: Sequence[int]) -> Shares:
         """Of all ranks."""
         portions = tuple(tuple(_portions(chain, shape, rank, bounds)) for rank in range(shape.pipeline))
         most, longest = max(map(len, portions)), max(len(shape.instants(rank)) for rank in range(shape.pipeline))
@@ -159,6 +160,16 @@ class Shares:
         seconds = (counts[..., None] * self._columns[ranks][..., [ONCE, OPTIMIZER]]).sum(axis=(1, 2))
         return seconds[:, 0], seconds[:, 1]
 
+    def seconds(self, stream: Stream, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
+        """By the evaluator: seconds of the passes of each stage [cases, virtual stages, 3], and once a step [cases]."""
+        compute, traffic = self.passes(counts, ranks)
+        shape, gradients = self.shape, stream.gradients
+        owned = np.argsort(shape.ranks, kind="stable").reshape(shape.pipeline, shape.virtual)
+        passes = stream.passes_s(compute, traffic, stream.stopped_s(shape)[owned[ranks]])
+        behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * compute[..., 1:].sum(axis=(1, 2))
+        once, optimizer = self.once(counts, ranks)
+        return passes, np.maximum(gradients.floor * once, once - gradients.hidden * behind) + optimizer
+
     def fill(self, *, late: bool) -> Numbers | None:
         """[ranks, portions, choices]: from the quickest choice of every block, trades until each rank fits, for the least
         seconds a byte: of stages that are alike the first ones, or the ``late`` ones. None where there is no way."""
@@ -216,7 +227,7 @@ class Shares:
         return tuple(StagePlan(at, bounds[at], bounds[at + 1], tuple(made)) for at, made in decisions.items())
 
 
-def _portions(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> Iterator[Portion]:
+def _portions(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int]) -> Iterator[Portion]:
     """Stage by stage and run by run, recomputation before the ZeRO stage."""
     for slot, stage in enumerate(shape.owned(rank)):
         for run, piece in enumerate(chain.runs):
@@ -225,14 +236,14 @@ def _portions(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> I
                 yield Portion(slot, run, kind, table, count)
 
 
-def _around(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> float:
+def _around(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int]) -> float:
     """What a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's values and
     what is sent on, less what lies in receive buffers."""
     cuts = [bounds[cut] if 0 < cut < shape.stages else 0 for cut in range(shape.stages + 1)]
     begins = [next(run for run in reversed(chain.runs) if run.first <= cut) if cut else None for cut in cuts]
     crossing = [0 if run is None else run.crossing_bytes for run in begins]
     received = [0 if run is None else run.received_bytes for run in begins]
-    total, owned = shape.microbatches * chain.costed.batch_bytes, shape.owned(rank)
+    total, owned = shape.microbatches * chain.batch_bytes, shape.owned(rank)
     for stage in owned:
         incoming, outgoing = (
             crossing[cut] if 0 < cut < shape.stages and shape.rank_of(cut - 1) != shape.rank_of(cut) else 0
@@ -241,5 +252,5 @@ def _around(chain: Chain, shape: Shape, rank: int, bounds: Sequence[int]) -> flo
         total += receive_buffer_bytes(
             shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing, shape.virtual
         )
-    kept = [chain.costed.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
+    kept = [chain.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
     return float(total + (shape.instants(rank)[:, LIVE] @ np.array(kept)).max())

@@ -37,6 +37,10 @@ class Paths:
             self._counts = np.concatenate([self._counts, np.array(rows, dtype=float)])
         return places
 
+    def of_stages(self, places: Indices) -> Floats:
+        """[paths, 4, stages]: how often some of the paths have each pass of a stage, and the transfer before it."""
+        return self._counts[places].reshape(len(places), 4, self.shape.stages)
+
     def seconds(self, times: Floats, send_s: float) -> Floats:
         """[paths]: their lengths under ``times`` [stages, passes], where every cut between ranks takes ``send_s``."""
         return np.asarray(self._counts @ np.concatenate([times.T.ravel(), np.full(len(times), send_s)]))

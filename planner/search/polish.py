@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cost_models.pipeline import lengths
-from planner.evaluate import last_passes
 from planner.search.greedy import Numbers, Shares
-from planner.search.linear import Floats, Indices
+from planner.search.linear import Floats
 from planner.search.stream import Stream
 
 MOST_ACTIONS = 60_000_000
@@ -42,7 +41,7 @@ class Polish:
         self._left = MOST_ACTIONS // shape.actions
         self._owned = np.array([shape.owned(rank) for rank in range(shape.pipeline)])
         self._times = np.empty((shape.stages, 3))
-        self._times[self._owned], self._tails = self._seconds(self.counts, np.arange(shape.pipeline))
+        self._times[self._owned], self._tails = self.shares.seconds(self.stream, self.counts, np.arange(shape.pipeline))
 
     @staticmethod
     def simulate(several: Sequence[Polish]) -> None:
@@ -74,7 +73,7 @@ class Polish:
         if not 0 < len(counts) <= self._left:
             return False
         self._left -= len(counts)
-        (passes, tails), cases = self._seconds(counts, ranks), np.arange(len(counts))
+        (passes, tails), cases = self.shares.seconds(self.stream, counts, ranks), np.arange(len(counts))
         times = np.repeat(self._times[None], len(counts), axis=0)
         times[cases[:, None], self._owned[ranks]] = passes
         others = np.array([np.delete(self._tails, rank).max(initial=0.0) for rank in range(len(self._tails))])
@@ -113,15 +112,6 @@ class Polish:
                                 swapped[other, [slow, quick]] += (1, -1)
                                 found.append(swapped)
         return np.array(found, dtype=np.int64).reshape(-1, *now.shape)
-
-    def _seconds(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
-        """By the evaluator, of ranks: seconds of their stages' passes [cases, virtual stages, 3], and once a step [cases]."""
-        compute, traffic = self.shares.passes(counts, ranks)
-        shape, gradients = self.shares.shape, self.stream.gradients
-        passes = self.stream.passes_s(compute, traffic, self.stream.stopped_s(shape)[self._owned[ranks]])
-        behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * compute[..., 1:].sum(axis=(1, 2))
-        once, optimizer = self.shares.once(counts, ranks)
-        return passes, np.maximum(gradients.floor * once, once - gradients.hidden * behind) + optimizer
 
     def _lengths(self, times: Floats) -> Floats:
         shape, send_s = self.shares.shape, self.stream.send_s

@@ -11,6 +11,7 @@ import numpy as np
 from cost_models.live import LIVE
 from cost_models.pipeline import CriticalPath
 from planner.evaluate import last_passes, receive_buffer_bytes
+from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.places import places_of
 from planner.search.shape import Shape
@@ -106,6 +107,22 @@ class Layout:
             for kind in (0, 1)
         )
         return stream.passes_s(compute, traffic, stream.stopped_s(self.shape))
+
+    def stages(self, values: Floats) -> tuple[StagePlan, ...]:
+        """What whole values say of the stages: counted choices are dealt to the blocks in order."""
+        chosen = np.rint(values[self.choice_at]).astype(int)
+        result, first = list[StagePlan](), 0
+        for stage in range(self.shape.stages):
+            decisions = list[BlockDecision]()
+            for pair in np.flatnonzero(self.pair_stage == stage):
+                levels, zeros = (
+                    [self.names[c] for c in np.flatnonzero((self.pair == pair) & (self.kind == kind)) for _ in range(chosen[c])]
+                    for kind in (0, 1)
+                )
+                decisions += [BlockDecision(z, r) for z, r in zip(zeros, levels, strict=True)]
+            result.append(StagePlan(stage, first, first + len(decisions), tuple(decisions)))
+            first += len(decisions)
+        return tuple(result)
 
     def program(self) -> Program:
         """The columns and all rows but caps and paths."""

@@ -26,11 +26,13 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
 from planner.search import Request, search
 from planner.search import branches as branches_module
+from planner.search import choices as choices_module
 from planner.search import counts as counts_module
 from planner.search.allowed import Allowed
 from planner.search.branches import Branches, Found, Opened
 from planner.search.candidates import Candidate
 from planner.search.chain import Chain
+from planner.search.choices import Choices, choices_of
 from planner.search.counted import Ranks
 from planner.search.counts import Counts
 from planner.search.effort import Effort
@@ -267,6 +269,36 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     each()
     assert {2, 3} <= set(told) and splits and covered
     assert {branch.held is None for branch in away} == {True, False}
+
+
+@pytest.mark.slow
+def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves as small as these are settled by whole numbers; here their choices are told apart rank by rank."""
+    told: list[Choices] = []
+
+    def telling(*given: Any) -> Choices | None:
+        found = choices_of(*given)
+        told.extend([found] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(branches_module, "choices_of", telling)
+    monkeypatch.setattr(branches_module, "SOON", 0)
+    # Few cases are left to simulate where paths are known.
+    monkeypatch.setattr(choices_module, "MOST_PATHS", 1)
+    monkeypatch.setitem(globals(), "SLACK", 0.25)
+    away = _part_every_other(monkeypatch)
+
+    @seed(6174)
+    @settings(max_examples=320, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=cases())
+    def each(case: Case) -> None:
+        _check(case)
+
+    each()
+    ended = [choices for choices in told if not choices.open]
+    assert len(ended) > 100 and sum(math.isfinite(choices.least_s) for choices in ended) > 30
+    assert sum(choices.simulated > 10 for choices in ended) > 10
+    assert away
 
 
 def _part_every_other(monkeypatch: pytest.MonkeyPatch) -> list[Opened]:
