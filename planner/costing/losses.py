@@ -91,5 +91,5 @@ def vocabulary_loss(tape: Tape, step: Step) -> None:
     tape.add(
         [(logits, need), *((operand, None) for operand in step.operands[1:])],
         [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
-        forward=made, backward=elements * wide if item < wide else rows * wide,
+        forward=made, backward=elements * wide if item < wide else 2 * rows * wide,  # What is taken off: cast, and negated.
     )

@@ -33,18 +33,22 @@ from planner.ops.temporaries import all_gates, stepping_bytes, temporaries
 
 def record(local: LocalBody) -> Tape:
     """The body's primitives in execution order."""
-    tape, products = Tape(local), _biased(local)
+    tape, biased = Tape(local), _biased(local)
+    # torch computes both at once for contiguous operands (aten/src/ATen/native/Linear.cpp, ``linear``).
+    fused = {at: product for at, product in biased.items() if local.layouts[local.steps[product].operands[0]].contiguous}
     for tape.at, step in enumerate(local.steps):
-        if tape.at in products:
-            _addmm(tape, local.steps[products[tape.at]], step)
-        elif tape.at not in products.values():
+        if tape.at in fused:
+            _addmm(tape, local.steps[fused[tape.at]], step)
+        elif tape.at not in fused.values():
             _EXPANSIONS.get(_kind(step), _single)(tape, step)
+            if tape.at in biased:
+                # One call of the text, which holds what it was given until it returns.
+                tape.still_read(local.steps[biased[tape.at]].operands)
     return tape
 
 
 def _biased(local: LocalBody) -> dict[int, int]:
-    """Sums that the emitted text writes into a linear layer as its bias: position of the sum -> of the product. torch
-    computes both at once for contiguous operands (aten/src/ATen/native/Linear.cpp, ``linear``)."""
+    """Sums that the emitted text writes into a linear layer as its bias: position of the sum -> of the product."""
     parameters = {value.name for value in local.body.parameters}
     readers = Counter(value for step in local.steps for value in step.operands)
     makers = {step.outputs[0]: at for at, step in enumerate(local.steps) if step.node and step.node.base == "linear"}
@@ -56,8 +60,7 @@ def _biased(local: LocalBody) -> dict[int, int]:
         maker = makers.get(product)
         if maker is None or readers[product] != 1 or product in local.outputs:
             continue
-        fits = local.layouts[local.steps[maker].operands[0]].contiguous
-        if fits and bias.split(" -> ")[0] in parameters and len(local.layouts[bias].sizes) == 1:
+        if bias.split(" -> ")[0] in parameters and len(local.layouts[bias].sizes) == 1:
             found[at] = maker
     return found
 
@@ -380,7 +383,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
     if kind == "reduce_scatter":
         return before if inner else 0
     if kind == "all_to_all":
-        return 2 * before
+        return before  # The parts that are sent beside what arrives, then that beside the result.
     return 0
 
 

@@ -100,6 +100,11 @@ class Tape:
             follows, tuple(turns), permutes, cuts, storage, inner,
         ))
 
+    def still_read(self, values: Sequence[str]) -> None:
+        """The last primitive holds these values too."""
+        last = self.primitives[-1]
+        self.primitives[-1] = last._replace(reads=(*last.reads, *((value, None) for value in values)))
+
     def name(self, suffix: str) -> str:
         """A new value of the current step that no variable holds."""
         value = f"{self.at}:{suffix}"

@@ -139,6 +139,10 @@ FIELDS = [
     # Gradients that operations make row by row, of values whose dims lie otherwise; blocks that return a view.
     ("pictures:heard", "fp32", SPLIT), ("pictures:gridded", "fp32", SPLIT), ("pictures:diffused", "fp32", SPLIT),
     ("pictures:cut", "fp32", SPLIT),
+    # A bias that torch adds after the product: what the product reads is there until then.
+    ("drawn:1056", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2)),
+    # The most is alive while parts of a tensor are exchanged.
+    ("drawn:13", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, schedule="gpipe", accumulation=2, microbatch=2)),
     # What goes into a recomputed region, or comes out, has a variable.
     ("recent:differential", "bf16", Row(
         tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,
