@@ -4,8 +4,8 @@ To a rank it is the same which of its stages recompute, to a schedule it is not;
 bound find the way out of many ranks that each choose two of eight. So ranks get their :mod:`ways` one by one, the middle ones
 first, and a partial assignment is dropped by either of two bounds. A path is a sum over the ranks: one that is not decided
 counts with the least of its ways, which has to recompute as much, wherever. And the schedule is simulated, where a rank that is
-not decided has on every stage the quickest of all its ways: that says how the decided ones meet. (Of Llama 405B's 16 ranks of
-8 stages, 28 ways each, some 20,000 assignments are simulated; by simulation alone it were 340,000.)
+not decided has on every stage the quickest of all its ways: that says how the decided ones meet. (16 ranks of 8 stages, 28 ways
+each, of Llama 405B: once the best plan is known, 20,000 simulations prove it; without paths it were 340,000.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Chosen:
 
     counts: NDArray[np.int64]
     step_s: float
-
 
     def values(self, layout: Layout, shares: Shares) -> Floats:
         """As the columns of a leaf's program."""
