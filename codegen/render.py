@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from codegen.classes import render_chain, render_class, render_stage
 from codegen.functions import render_function
 from codegen.program import Program
-from planner.ir.plan import Prediction
+from planner.ir.plan import Mesh, Prediction
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -70,8 +70,7 @@ def _model_values(program: Program) -> dict[str, object]:
 
 def _summary(program: Program) -> str:
     mesh = program.plan.mesh
-    degrees = [("pipeline", mesh.pipeline), ("data", mesh.data), ("tensor", mesh.tensor)]
-    axes = " x ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
+    axes = " x ".join(f"{name} {degree}" for name, degree in _degrees(mesh) if degree > 1)
     return f"{mesh.devices} device{'s' if mesh.devices > 1 else ''}" + (f" ({axes})" if axes else "")
 
 
@@ -97,12 +96,18 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
     return {
         "model": program.model, "mesh": _summary(program), "summary": _summary(program), "per_node": local,
         "nodes": -(-devices // local), "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
-        "precision": plan.precision, "sequence": plan.sequence, "pipeline": plan.mesh.pipeline, "data": plan.mesh.data,
-        "tensor": plan.mesh.tensor, "zero_group": plan.zero_group, "total": plan.batch.total, "micro": plan.batch.micro,
+        "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),
+        "pipeline": plan.mesh.pipeline, "data": plan.mesh.data, "tensor": plan.mesh.tensor, "zero_group": plan.zero_group,
+        "total": plan.batch.total, "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
         "stages": stages, "inputs": inputs, "flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
         "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
     }
+
+
+def _degrees(mesh: Mesh) -> list[tuple[str, int]]:
+    """Axes and degrees, slowest to fastest in the order of the ranks."""
+    return [(axis, mesh.degrees[axis]) for axis in mesh.order.split("-")]
 
 
 def _repeated(values: list[int]) -> str:

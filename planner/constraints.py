@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from planner.ir.costed import RECOMPUTE_LEVELS
-from planner.ir.plan import SCHEDULES
+from planner.ir.plan import AXIS_ORDERS, SCHEDULES
 
 Value = int | str | bool
 Relation = Literal["=", "!=", "<=", ">=", "in", "not in"]
@@ -25,10 +25,11 @@ LAYERED = ("recompute", "zero")
 """Decisions that every layer takes for itself."""
 NAMES = (
     "pipeline", "data", "context", "expert", "tensor", "microbatch", "virtual", "schedule", "recompute", "zero", "zero_group",
-    "sequence_parallel",
+    "sequence_parallel", "axis_order",
 )
 DOMAINS: dict[str, tuple[Value, ...]] = {
-    "schedule": SCHEDULES, "recompute": RECOMPUTE_LEVELS, "zero": (0, 1, 2, 3), "sequence_parallel": (False, True),
+    "axis_order": AXIS_ORDERS, "schedule": SCHEDULES,
+    "recompute": RECOMPUTE_LEVELS, "zero": (0, 1, 2, 3), "sequence_parallel": (False, True),
 }
 """All values of the decisions that have finitely many."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import groupby
 
 from planner.ir.plan import Plan, Prediction, StageMemory
@@ -20,7 +19,7 @@ def decisions_of(plan: Plan) -> dict[str, str]:
     layers = [decision for stage in plan.stages for decision in stage.decisions]
     parallel = any(p.inputs and p.inputs[0].state == "shard" for p in plan.placements.values())
     return {
-        **{axis: str(degree) for axis, degree in asdict(plan.mesh).items()},
+        **{axis: str(degree) for axis, degree in plan.mesh.degrees.items()}, "axis_order": plan.mesh.order,
         "microbatch": str(plan.batch.micro), "accumulation": str(plan.batch.accumulation), "schedule": plan.schedule.name,
         "virtual": str(plan.schedule.virtual), "zero_group": str(plan.zero_group),
         "sequence_parallel": str(parallel).lower(), "zero": _counted(Counter(str(layer.zero) for layer in layers)),

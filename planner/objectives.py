@@ -251,8 +251,9 @@ def candidate_of(plan: Plan) -> Combination:
     """The combination of decisions that makes a plan's candidate."""
     mesh, batch = plan.mesh, plan.batch
     values = {
-        "pipeline": mesh.pipeline, "data": mesh.data, "tensor": mesh.tensor, "microbatch": batch.micro,
-        "schedule": plan.schedule.name, "virtual": plan.schedule.virtual, "zero_group": plan.zero_group,
+        "pipeline": mesh.pipeline, "data": mesh.data, "tensor": mesh.tensor, "axis_order": mesh.order,
+        "microbatch": batch.micro, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
+        "zero_group": plan.zero_group,
     }
     return Combination(tuple(Condition(name, "=", (value,), where="--top") for name, value in values.items()), "--top")
 

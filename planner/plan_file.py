@@ -27,6 +27,8 @@ from planner.ir.errors import PlanFileError
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, BodyPlacement, Placement, shard
 from planner.ir.plan import (
+    AXIS_ORDERS,
+    AxisOrder,
     Batch,
     BlockDecision,
     Mesh,
@@ -109,6 +111,7 @@ class _File(Record):
     sequence: int = Field(ge=0)
     batch: _Batch
     mesh: _Mesh
+    axis_order: AxisOrder = AXIS_ORDERS[0]
     schedule: _Schedule
     zero_group: int = Field(gt=0)
     stages: list[_Stage] = Field(min_length=1)
@@ -123,14 +126,13 @@ def dump(
 ) -> str:
     """The text of plan.yaml. ``placed_for``: samples of the call that the placements are the cheapest for (None: of a
     micro-batch), which :func:`load` needs to find them again."""
-    mesh = {axis: getattr(plan.mesh, axis) for axis in ("pipeline", "data", "context", "expert", "tensor")}
     parts: list[dict[str, Any]] = [
         {"format": FORMAT},
         {"model": {"name": plan.model, "fingerprint": plan.model_fingerprint},
          "cluster": {"name": plan.cluster, "fingerprint": plan.cluster_fingerprint}},
         {"precision": plan.precision, "engine": plan.engine, "sequence": plan.sequence},
         {"batch": {"global": plan.batch.total, "micro": plan.batch.micro, "accumulation": plan.batch.accumulation}},
-        {"mesh": mesh},
+        {"mesh": plan.mesh.degrees, "axis_order": plan.mesh.order},
         {"schedule": {"name": plan.schedule.name, "virtual": plan.schedule.virtual}, "zero_group": plan.zero_group},
     ]
     head = "".join(_yaml(part) for part in parts)
@@ -223,7 +225,7 @@ def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Pl
     """
     file = _parse(text, where)
     _check_origin(file, where, graph, cluster)
-    mesh = Mesh(**file.mesh.model_dump())
+    mesh = Mesh(**file.mesh.model_dump(), order=file.axis_order)
     batch = Batch(file.batch.total, file.batch.micro, file.batch.accumulation)
     _check_numbers(file, mesh, batch, where, cluster)
     schedule = Schedule(file.schedule.name, file.schedule.virtual)

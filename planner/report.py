@@ -18,7 +18,7 @@ def report(bundle: Bundle, seconds: Mapping[str, float]) -> dict[str, Any]:
     return {
         "model": {"name": plan.model, "parameters": bundle.graph.parameter_count, "fingerprint": plan.model_fingerprint},
         "cluster": {"name": plan.cluster, "devices": bundle.cluster.devices},
-        "mesh": asdict(plan.mesh),
+        "mesh": plan.mesh.degrees,
         "batch": {"global": plan.batch.total, "micro": plan.batch.micro, "accumulation": plan.batch.accumulation},
         "schedule": asdict(plan.schedule),
         "stages": [_stage(bundle, index) for index in range(len(plan.stages))],
@@ -44,7 +44,7 @@ def alternative(result: SearchResult, path: Path) -> dict[str, Any]:
     """Another plan beside the best one, in short; its own file has the rest."""
     plan, prediction = result.plan, result.prediction
     return {
-        "path": str(path), "mesh": asdict(plan.mesh),
+        "path": str(path), "mesh": plan.mesh.degrees, "axis_order": plan.mesh.order,
         "batch": {"global": plan.batch.total, "micro": plan.batch.micro, "accumulation": plan.batch.accumulation},
         "schedule": asdict(plan.schedule), "zero_group": plan.zero_group,
         "predicted": {

@@ -16,7 +16,7 @@ from hardware_profiles import ProfileRow
 from planner.bundle import Bundle
 from planner.ir.graph import Block
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
-from planner.ir.plan import Prediction, StageMemory, StagePlan
+from planner.ir.plan import AXIS_ORDERS, Prediction, StageMemory, StagePlan
 
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
@@ -65,10 +65,11 @@ def _headline(bundle: Bundle) -> Table:
         if certificate.lower_bound_s > 0 else "none: an edit has left what was searched"
     )
     of_tokens = f" of {plan.sequence} tokens" if plan.sequence else ""
+    order = ", ranks in the order data, pipeline, tensor" if mesh.order != AXIS_ORDERS[0] else ""
     rows = {
         "model": f"{plan.model}, {bundle.graph.parameter_count:,} parameters, {plan.precision}",
         "cluster": f"{plan.cluster}, {mesh.devices} devices",
-        "mesh": f"pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}{sharded}",
+        "mesh": f"pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}{sharded}{order}",
         "schedule": f"{schedule.name}{virtual}",
         "batch": f"{batch.total} samples{of_tokens} = {mesh.data} data ranks x {batch.accumulation}"
                  f" micro-batches of {batch.micro}",

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +30,7 @@ LEAVES_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place in the mesh (rank order, slowest to fastest: pipeline, data, tensor).
+    """This rank's place in the mesh.
 
     ``data_mesh``: 1-D over the data ranks, or 2-D (replicate x shard) where a ZeRO group spans fewer. ``data_group``:
     all data ranks. ``pipeline_group``: the ranks of one pipeline (None without).
@@ -132,11 +132,13 @@ def _writable(folder: Path) -> bool:
 
 
 def start(
-    pipeline: int = 1, data: int = 1, tensor: int = 1, zero_group: int | None = None, device: str | None = None
+    pipeline: int = 1, data: int = 1, tensor: int = 1, zero_group: int | None = None, device: str | None = None,
+    order: Sequence[str] = ("pipeline", "data", "tensor"),
 ) -> World:
     """Join the process group (made from torchrun's environment unless there is one) and lay the mesh over it.
 
-    ``zero_group``: data ranks that one ZeRO shard group spans (default: all). Raises ProgramError where the number of
+    ``zero_group``: data ranks that one ZeRO shard group spans (default: all). ``order``: of the axes in which ranks are
+    numbered, slowest to fastest. Raises ProgramError where the number of
     processes is not what the plan was made for.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -148,7 +150,7 @@ def start(
     if not dist.is_initialized():
         _join(kind)
     place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
-    return _lay(place, pipeline, data, tensor, zero_group or data)
+    return _lay(place, {"pipeline": pipeline, "data": data, "tensor": tensor}, order, zero_group or data)
 
 
 def _processes() -> int:
@@ -176,15 +178,16 @@ def _join(kind: str) -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
-def _lay(device: torch.device, pipeline: int, data: int, tensor: int, zero_group: int) -> World:
-    if zero_group == data:
-        mesh = init_device_mesh(device.type, (pipeline, data, tensor), mesh_dim_names=("pipeline", "data", "tensor"))
+def _lay(device: torch.device, degrees: Mapping[str, int], order: Sequence[str], zero_group: int) -> World:
+    pipeline, data, tensor = degrees["pipeline"], degrees["data"], degrees["tensor"]
+    sizes: dict[str, int] = {}
+    for name in order:
+        parted = name == "data" and zero_group < data
+        sizes |= {"replicate": data // zero_group, "shard": zero_group} if parted else {name: degrees[name]}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if "data" in sizes:
         data_mesh = flat = mesh["data"]
     else:
-        mesh = init_device_mesh(
-            device.type, (pipeline, data // zero_group, zero_group, tensor),
-            mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
-        )
         data_mesh = mesh["replicate", "shard"]
         flat = data_mesh._flatten("data")
     axis = TensorAxis(mesh["tensor"].get_group() if tensor > 1 else None, mesh["tensor"].get_local_rank(), tensor)

@@ -5,6 +5,7 @@ Both run once a step, after the backward passes and before the norm; both are in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -52,10 +53,11 @@ class TiedGradients:
 
 def _group_across(world: World, pipeline_ranks: tuple[int, ...]) -> ProcessGroup | None:
     """This rank's group over ``pipeline_ranks`` at its own data and tensor coordinates; None where it is in none."""
-    each = world.size // world.pipeline
-    own = None
-    for coordinate in range(each):
-        members = [rank * each + coordinate for rank in pipeline_ranks]
+    own, stride = None, math.prod(world.mesh.shape[(world.mesh.mesh_dim_names or ()).index("pipeline") + 1 :])
+    for first in range(world.size):
+        if first // stride % world.pipeline:
+            continue
+        members = [first + rank * stride for rank in pipeline_ranks]
         group = dist.new_group(members)
         if world.rank in members:
             own = group

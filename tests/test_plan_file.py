@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -56,6 +57,17 @@ def test_round_trip(decisions: list[BlockDecision], cut: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("planner.plan_file.complete", lambda body, *_: COSTED.placements[0][body.name])
         assert load(text, "plan.yaml", GRAPH, CLUSTER) == (plan, PROOF)
+
+
+def test_the_order_of_the_axes() -> None:
+    """It is read back, and a file from before it was written has the usual one."""
+    plan = replace(PLAN, mesh=replace(PLAN.mesh, order="data-pipeline-tensor"))
+    text = dump(plan, evaluate(plan, COSTED, CLUSTER), GRAPH, PROOF)
+    assert load(text, "plan.yaml", GRAPH, CLUSTER)[0] == plan
+    assert "axis_order: data-pipeline-tensor\n" in text
+    assert load(text.replace("axis_order: data-pipeline-tensor\n", ""), "plan.yaml", GRAPH, CLUSTER)[0] == PLAN
+    with pytest.raises(PlanFileError, match="axis_order"):
+        load(text.replace("data-pipeline-tensor", "tensor-first"), "plan.yaml", GRAPH, CLUSTER)
 
 
 @pytest.mark.parametrize("placement", [REPLICATE, SHARED, shard(0), shard(1, (4, 4, 4), 2), shard(2, unit=64)])

@@ -117,13 +117,13 @@ def _alone_seconds(
         return 0.0, 0.0, 0.0
     reduced = (engine.gradient or MASTER_BYTES[precision]) * elements
     if zero == 0:
-        return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.tensor), reduced), 0.0, 0.0
-    inside = span_of(cluster, group, mesh.tensor)
+        return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.data_stride), reduced), 0.0, 0.0
+    inside = span_of(cluster, group, mesh.data_stride)
     gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * -(-elements // group))
     scatter = collective_s("reduce_scatter", inside, reduced)
     across = 0.0
     if group < mesh.data:
-        copies = span_of(cluster, mesh.data // group, mesh.tensor * group)
+        copies = span_of(cluster, mesh.data // group, mesh.data_stride * group)
         across = collective_s("all_reduce", copies, -(-reduced // group))
     if zero == 1:
         return gather + scatter + across, 0.0, 0.0

@@ -41,7 +41,7 @@ def tied_sum_seconds(
 ) -> float:
     """All-reduce of one tied gradient (fp32, or fp64; the own shard where ZeRO shards it) over its pipeline ranks."""
     size = elements * (8 if precision == "fp64" else 4) / (zero_group if zero else 1)
-    stride = (ranks[-1] - ranks[0]) // (len(ranks) - 1) * mesh.data * mesh.context * mesh.tensor
+    stride = (ranks[-1] - ranks[0]) // (len(ranks) - 1) * mesh.pipeline_stride
     return collective_s("all_reduce", span_of(cluster, len(ranks), stride), size)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cost_models.collectives import collective_s, point_to_point_s, span_of
 from cost_models.pipeline import StageTimes
 from hardware_profiles import Cluster
 from planner.ir.plan import (
+    AXIS_ORDERS,
     Mesh,
     Plan,
 )
@@ -16,7 +18,7 @@ from planner.ir.plan import (
 def sums_seconds(cluster: Cluster, mesh: Mesh) -> float:
     """The all-reduces of single numbers that a step makes whatever its plan: the loss' weight over the data axis, loss and
     gradient norm over the world (runtime/loop.py, ``gradients``)."""
-    spans = [span_of(cluster, mesh.data, mesh.context * mesh.tensor), span_of(cluster, mesh.devices, 1)]
+    spans = [span_of(cluster, mesh.data, mesh.data_stride), span_of(cluster, mesh.devices, 1)]
     return sum(collective_s("all_reduce", span, 16) for span in spans if span.size > 1)
 
 
@@ -24,15 +26,23 @@ def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float, whole_bytes: i
     """Seconds to send ``size_bytes`` to the next pipeline rank: the slowest of all pairs of neighbours. ``whole_bytes``: of
     all tensor ranks together, where each sends its own part only and what was replicated is gathered after (Narayanan 2021,
     section 4.1)."""
-    stride = mesh.data * mesh.context * mesh.tensor
+    stride = mesh.pipeline_stride
     if mesh.pipeline == 1 or size_bytes <= 0:
         return 0.0
     gather_s = 0.0
     if whole_bytes is not None and size_bytes > (part := -(-whole_bytes // mesh.tensor)):
         gather_s = collective_s("all_gather", span_of(cluster, mesh.tensor, 1), part)
         size_bytes = part
-    ranks = {pipeline * stride for pipeline in range(mesh.pipeline - 1)}
+    ranks = {mesh.rank(pipeline, data, 0) for pipeline in range(mesh.pipeline - 1) for data in _unlike(cluster, mesh)}
     return gather_s + max(point_to_point_s(cluster, stride, size_bytes, rank) for rank in ranks)
+
+
+def _unlike(cluster: Cluster, mesh: Mesh) -> range:
+    """Data ranks whose pipelines may lie over other links; of pipelines of neighbouring ranks, those until all repeats."""
+    if mesh.order == AXIS_ORDERS[0]:
+        return range(1)
+    inner = math.lcm(*(level.size for level in cluster.levels[:-1]))
+    return range(min(mesh.data, inner // math.gcd(inner, mesh.data_stride)))
 
 
 def blocked_times(plan: Plan, times: Sequence[StageTimes], blocking_s: Sequence[float]) -> tuple[StageTimes, ...]:

@@ -14,23 +14,50 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bu
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")
 SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("interleaved-zero-bubble", "zbv")
 """Schedules that part the backward pass into input and weight gradients; they exclude ZeRO-3 and recomputation."""
+AxisOrder = Literal["pipeline-data-tensor", "data-pipeline-tensor"]
+AXIS_ORDERS: tuple[AxisOrder, ...] = ("pipeline-data-tensor", "data-pipeline-tensor")
+"""How ranks are numbered over the axes, slowest to fastest: whose neighbours are nearest, behind those of the tensor axis."""
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Degrees of the axes. Devices = pipeline x data x context x tensor; expert divides data x context.
-    Rank order, slowest to fastest: pipeline, data, tensor (tensor neighbours are nearest)."""
+    """Degrees of the axes. Devices = pipeline x data x context x tensor; expert divides data x context. ``order``: of the ranks
+    over the topology; the context axis lies between the data axis and the tensor axis, which is the nearest."""
 
     pipeline: int = 1
     data: int = 1
     context: int = 1
     expert: int = 1
     tensor: int = 1
+    order: AxisOrder = "pipeline-data-tensor"
 
     @property
     def devices(self) -> int:
         return self.pipeline * self.data * self.context * self.tensor
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """By axis, in the order of :data:`AXES`."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def data_stride(self) -> int:
+        """Ranks between neighbours of the data axis."""
+        return self.context * self.tensor * (self.pipeline if self.order == "data-pipeline-tensor" else 1)
+
+    @property
+    def pipeline_stride(self) -> int:
+        """Ranks between neighbours of the pipeline axis."""
+        return self.context * self.tensor * (1 if self.order == "data-pipeline-tensor" else self.data)
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """A rank's coordinates on the pipeline, data and tensor axes."""
+        return rank // self.pipeline_stride % self.pipeline, rank // self.data_stride % self.data, rank % self.tensor
+
+    def rank(self, pipeline: int, data: int, tensor: int) -> int:
+        """The rank at these coordinates."""
+        return pipeline * self.pipeline_stride + data * self.data_stride + tensor
 
 
 @dataclass(frozen=True, slots=True)

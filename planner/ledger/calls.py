@@ -38,7 +38,7 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's coordinates. Rank order, slowest to fastest: pipeline, data, tensor."""
+    """A rank's coordinates."""
 
     pipeline: int
     data: int
@@ -47,12 +47,11 @@ class Place:
     @classmethod
     def of(cls, rank: int, mesh: Mesh) -> Place:
         """The coordinates of a rank of the world."""
-        each = mesh.data * mesh.tensor
-        return cls(rank // each, rank % each // mesh.tensor, rank % mesh.tensor)
+        return cls(*mesh.place(rank))
 
     def rank(self, mesh: Mesh) -> int:
         """The rank at these coordinates."""
-        return (self.pipeline * mesh.data + self.data) * mesh.tensor + self.tensor
+        return mesh.rank(self.pipeline, self.data, self.tensor)
 
 
 def call(kind: str, axis: str, group: int, size_bytes: int, count: int = 1) -> Calls:

@@ -6,21 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cost_models.collectives import span_of
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
 from planner.constraints import Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
+from planner.evaluate import send_seconds
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
+from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
 from planner.search.allowed import Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
 
 MOST_VIRTUAL = 8
 """Virtual stages of a rank that are tried unless a constraint names more."""
-Group = tuple[int, int, int, int, bool]
-"""What decides the prices of blocks: (data, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
+Group = tuple[int, int, int, int, int, bool]
+"""What decides the prices of blocks: (data, its stride, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Candidate:
 
     @property
     def group(self) -> Group:
-        return self.mesh.data, self.mesh.tensor, self.micro, self.zero_group, self.mesh.pipeline > 1
+        mesh = self.mesh
+        return mesh.data, mesh.data_stride, mesh.tensor, self.micro, self.zero_group, mesh.pipeline > 1
 
     @property
     def decided(self) -> dict[str, Value]:
@@ -42,7 +45,8 @@ class Candidate:
         mesh = self.mesh
         return {
             "pipeline": mesh.pipeline, "data": mesh.data, "context": mesh.context, "expert": mesh.expert, "tensor": mesh.tensor,
-            "microbatch": self.micro, "virtual": self.virtual, "schedule": self.schedule, "zero_group": self.zero_group,
+            "axis_order": mesh.order, "microbatch": self.micro, "virtual": self.virtual, "schedule": self.schedule,
+            "zero_group": self.zero_group,
         }
 
 
@@ -105,7 +109,21 @@ def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> It
         for tensor in divisors(cluster.devices // pipeline):
             data = cluster.devices // pipeline // tensor
             if tensor <= widest and constraints.admits("tensor", tensor) and constraints.admits("data", data):
-                yield Mesh(pipeline=pipeline, data=data, tensor=tensor)
+                meshes = [Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order) for order in AXIS_ORDERS]
+                yield from (mesh for mesh in meshes if constraints.admits("axis_order", mesh.order) and _differs(mesh, cluster))
+
+
+def _differs(mesh: Mesh, cluster: Cluster) -> bool:
+    """Whether a mesh is another one than that in the usual order: its data axis or its pipelines lie over other links. Of the
+    other order are those only whose pipelines all lie alike over the topology."""
+    usual = replace(mesh, order=AXIS_ORDERS[0])
+    if mesh == usual:
+        return True
+    near = mesh.pipeline * mesh.tensor
+    if any(level.size % near and near % level.size for level in cluster.levels):
+        return False
+    data, other = (span_of(cluster, each.data, each.data_stride) for each in (mesh, usual))
+    return data != other or send_seconds(cluster, mesh, 1) != send_seconds(cluster, usual, 1)
 
 
 def _scheduled(
@@ -134,7 +152,7 @@ def _zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tupl
         return tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
     if mesh.data == 1 or constraints.pinned("zero") == 0:
         return (mesh.data,)
-    inside = cluster.devices_per_node // mesh.tensor
+    inside = cluster.devices_per_node // mesh.data_stride
     return (mesh.data, inside) if 1 < inside < mesh.data and mesh.data % inside == 0 else (mesh.data,)
 
 

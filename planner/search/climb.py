@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from planner.ir.plan import Mesh, Plan, Prediction
+from planner.ir.plan import AXIS_ORDERS, Mesh, Plan, Prediction
 from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.families import Scope
@@ -142,10 +142,11 @@ def _as_practised(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:
-    """Meshes with a factor moved from one axis to another."""
+    """Meshes in another order, or with a factor moved from one axis to another."""
+    yield from (replace(mesh, order=order) for order in AXIS_ORDERS if order != mesh.order)
     degrees = {name: getattr(mesh, name) for name in AXES}
     for source in AXES:
         for goal in AXES:
             for factor in FACTORS:
                 if source != goal and degrees[source] % factor == 0:
-                    yield Mesh(**degrees | {source: degrees[source] // factor, goal: degrees[goal] * factor})
+                    yield replace(mesh, **degrees | {source: degrees[source] // factor, goal: degrees[goal] * factor})

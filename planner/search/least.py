@@ -145,7 +145,8 @@ class LeastMemory:
         shrinks with it (sizes are affine in it, and a tensor degree has the same placements for all)."""
         mesh = candidate.mesh
         return (
-            mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1, self._spaces(candidate)
+            mesh.data, mesh.tensor, mesh.data_stride, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1,
+            self._spaces(candidate),
         )
 
     def _ranges_of(self, candidate: Candidate) -> tuple[Ranges, ...]:

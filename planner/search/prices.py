@@ -91,7 +91,7 @@ class Prices:
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
         self._first: dict[tuple[int, int], CostedGraph] = {}
-        self._states: dict[tuple[int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
+        self._states: dict[tuple[int, int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
@@ -191,10 +191,10 @@ class Prices:
         return states[key]
 
     @staticmethod
-    def _held_alike(candidate: Candidate) -> tuple[int, int, int, bool, bool]:
+    def _held_alike(candidate: Candidate) -> tuple[int, int, int, int, bool, bool]:
         """What decides the prices of parameters."""
         mesh = candidate.mesh
-        return mesh.data, mesh.tensor, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1
+        return mesh.data, mesh.tensor, mesh.data_stride, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hardware_profiles import resolve_cluster
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement, shard
-from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
+from planner.ir.plan import AxisOrder, Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.ir.serialize import fingerprint
 from planner.placement import place_body
 from planner.placement.options import body_boundary, tied_slots
@@ -35,6 +35,7 @@ class Row:
     microbatch: int = 1
     zero_group: int | None = None
     stages_of_rank: int = 2
+    order: AxisOrder = "pipeline-data-tensor"
 
     @property
     def devices(self) -> int:
@@ -51,7 +52,7 @@ class Row:
         stages = f"x{self.stages_of_rank}" if self.stages_of_rank != 2 else ""
         return (
             f"pp{self.pipeline}{stages}-{self.schedule}-dp{self.data}-tp{self.tensor}{sequence}-zero{self.zero}"
-            f"-{self.recompute}-acc{self.accumulation}"
+            f"-{self.recompute}-acc{self.accumulation}" + ("-data-first" if self.order != "pipeline-data-tensor" else "")
         )
 
 
@@ -119,7 +120,7 @@ def make_plan(
     return Plan(
         model=graph.name, model_fingerprint=fingerprint(graph), cluster=cluster.name,
         cluster_fingerprint=cluster.fingerprint, precision=precision, sequence=graph.sequence,  # type: ignore[arg-type]
-        mesh=Mesh(pipeline=row.pipeline, data=row.data, tensor=row.tensor),
+        mesh=Mesh(pipeline=row.pipeline, data=row.data, tensor=row.tensor, order=row.order),
         batch=Batch(row.data * row.microbatch * row.accumulation, row.microbatch, row.accumulation),
         schedule=Schedule(row.schedule, row.virtual),  # type: ignore[arg-type]
         zero_group=row.zero_group or row.data,

@@ -55,6 +55,9 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     ("nameless", Row(tensor=2, pipeline=2, data=2, accumulation=2, zero="mixed", recompute="mixed", sequence_parallel=True)),
     ("gpt", Row(data=4, zero_group=2, zero=3, accumulation=2)),
     ("llama", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
+    # Pipelines of neighbouring ranks: data ranks are apart, also those of a ZeRO group, and tied parameters near.
+    ("gpt", Row(tensor=2, pipeline=2, data=2, zero="mixed", accumulation=2, order="data-pipeline-tensor")),
+    ("llama", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv", order="data-pipeline-tensor")),
     # Four stages of a rank: more than torch's schedules would keep gathered.
     ("gpt", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
     ("llama", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble", stages_of_rank=4)),

@@ -28,6 +28,10 @@ ROWS = [
     # ZeRO in groups smaller than the data axis; by block; nothing to gather in a group of one.
     ("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
     ("gpt", "fp64", Row(data=4, zero_group=2, zero=3, accumulation=2)),
+    ("gpt", "bf16", Row(pipeline=2, tensor=2, data=2, zero=2, accumulation=4, order="data-pipeline-tensor")),
+    ("gpt", "fp64", Row(
+        pipeline=2, data=4, zero_group=2, zero=1, accumulation=4, schedule="zbv", order="data-pipeline-tensor",
+    )),
     ("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     ("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
     ("gpt", "fp64", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv")),

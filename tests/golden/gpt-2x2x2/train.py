@@ -68,7 +68,7 @@ def build(device=None):
         mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION, schedule=SCHEDULE,
         virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
     ))
-    world = launch.start(**MESH, zero_group=ZERO_GROUP, device=device)
+    world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device)
     pipeline = MESH["pipeline"]
     owned = [stages_of_rank(SCHEDULE, pipeline, rank, VIRTUAL) for rank in range(pipeline)]
     owner = [next(r for r in range(pipeline) if index in owned[r]) for index in range(len(STAGES))]
