@@ -45,6 +45,8 @@ class Outcome:
 PRECISE = 1e-9
 LOOSE = 1e-6
 """A row that is met with more than this to spare is not tight."""
+MANY_STEPS, LEAST_SIZE = 2, 1_000
+"""After so many steps for each row and column, of so many at least, the simplex method is going round in circles."""
 INFEASIBLE = Outcome(math.inf, math.inf, None, True)
 
 
@@ -118,12 +120,14 @@ class Program:
         highs.setOptionValue("mip_rel_gap", gap)
         highs.setOptionValue("objective_bound", highspy.kHighsInf if whole or math.isinf(limit) else limit)
         kinds = highspy.HighsModelStatus
+        lost = MANY_STEPS * max(LEAST_SIZE, len(self.cost) + len(self.rows))
+        highs.setOptionValue("simplex_iteration_limit", highspy.kHighsIInf if whole else lost)
         if whole:
             run_small(highs)
         else:
             highs.setOptionValue("presolve", "choose")
             highs.run()
-            if highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset):
+            if highs.getModelStatus() in (kinds.kUnknown, kinds.kNotset, kinds.kIterationLimit):
                 self._retry()
         status, information = highs.getModelStatus(), highs.getInfo()
         if status == kinds.kInfeasible:
@@ -139,7 +143,8 @@ class Program:
         return Outcome(bound, information.objective_function_value, values, optimal)
 
     def _retry(self) -> None:
-        """The simplex method lost its way in rounding errors: ask an interior point method, which starts anew."""
+        """The simplex method lost its way in rounding errors, or goes round in circles where many rows are met at once: ask an
+        interior point method, which starts anew."""
         self._highs.clearSolver()
         self._highs.setOptionValue("solver", "ipm")
         self._highs.run()
