@@ -110,20 +110,21 @@ def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> It
             data = cluster.devices // pipeline // tensor
             if tensor <= widest and constraints.admits("tensor", tensor) and constraints.admits("data", data):
                 meshes = [Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order) for order in AXIS_ORDERS]
-                yield from (mesh for mesh in meshes if constraints.admits("axis_order", mesh.order) and _differs(mesh, cluster))
+                yield from (mesh for mesh in meshes if _ordered(mesh, cluster, constraints))
 
 
-def _differs(mesh: Mesh, cluster: Cluster) -> bool:
-    """Whether a mesh is another one than that in the usual order: its data axis or its pipelines lie over other links. Of the
-    other order are those only whose pipelines all lie alike over the topology."""
-    usual = replace(mesh, order=AXIS_ORDERS[0])
-    if mesh == usual:
-        return True
+def _ordered(mesh: Mesh, cluster: Cluster, constraints: Constraints) -> bool:
+    """Whether the order of a mesh is a candidate: the usual one is; another where all its pipelines lie alike over the topology
+    and it changes a link, or a constraint speaks of it."""
+    if mesh.order == AXIS_ORDERS[0] or not constraints.admits("axis_order", mesh.order):
+        return constraints.admits("axis_order", mesh.order)
     near = mesh.pipeline * mesh.tensor
     if any(level.size % near and near % level.size for level in cluster.levels):
         return False
+    usual = replace(mesh, order=AXIS_ORDERS[0])
     data, other = (span_of(cluster, each.data, each.data_stride) for each in (mesh, usual))
-    return data != other or send_seconds(cluster, mesh, 1) != send_seconds(cluster, usual, 1)
+    changes = data != other or send_seconds(cluster, mesh, 1) != send_seconds(cluster, usual, 1)
+    return changes or bool(constraints.on("axis_order"))
 
 
 def _scheduled(

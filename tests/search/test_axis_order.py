@@ -35,9 +35,9 @@ def test_the_other_order_is_a_candidate_where_it_changes_links() -> None:
     other = {candidate.mesh for candidate in nodes if candidate.mesh.order == NEAR}
     # Pipelines inside nodes, data ranks across.
     assert other == {Mesh(pipeline=2, data=2, order=NEAR)}
-    for order in AXIS_ORDERS:
+    for order, cluster in itertools.product(AXIS_ORDERS, (two_nodes(10**6), make_cluster(4, 10**6))):
         pinned = replace(request, constraints=parse_pins([f"axis_order={order}"]))
-        assert {candidate.mesh.order for candidate in enumerate_candidates(graph, two_nodes(10**6), pinned)} == {order}
+        assert {candidate.mesh.order for candidate in enumerate_candidates(graph, cluster, pinned)} == {order}
 
 
 def test_pipelines_that_lie_unlike_are_no_candidates() -> None:
