@@ -101,14 +101,12 @@ def _candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterat
 
 
 def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> Iterator[Mesh]:
-    """Tensor parallelism stays inside the fastest domain, unless a constraint speaks of it."""
-    widest = cluster.devices if constraints.on("tensor") else cluster.levels[0].size
     for pipeline in divisors(cluster.devices):
         if pipeline > len(graph.blocks) or not constraints.admits("pipeline", pipeline):
             continue
         for tensor in divisors(cluster.devices // pipeline):
             data = cluster.devices // pipeline // tensor
-            if tensor <= widest and constraints.admits("tensor", tensor) and constraints.admits("data", data):
+            if constraints.admits("tensor", tensor) and constraints.admits("data", data):
                 meshes = [Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order) for order in AXIS_ORDERS]
                 yield from (mesh for mesh in meshes if _ordered(mesh, cluster, constraints))
 

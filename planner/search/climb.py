@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from planner.ir.plan import AXIS_ORDERS, Mesh, Plan, Prediction
 from planner.search.best import Best
@@ -58,7 +59,7 @@ class Climb:
         pipeline ranks: the widest tensor split inside the fastest links, the smallest micro-batch and the most virtual stages
         (Narayanan et al. 2021, section 3, takeaways); those first that look best."""
         seeds: dict[int, Candidate] = {}
-        for candidate in sorted(self.bounds, key=_as_practised):
+        for candidate in sorted(self.bounds, key=partial(_as_practised, self.scope.cluster.levels[0].size)):
             seeds[candidate.mesh.pipeline] = candidate
         chosen = dict.fromkeys([*seeds.values(), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
         sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in chosen]
@@ -135,10 +136,10 @@ class Climb:
                     yield other
 
 
-def _as_practised(candidate: Candidate) -> tuple[object, ...]:
-    """Grows with what practice prefers."""
-    whole = candidate.zero_group == candidate.mesh.data
-    return candidate.mesh.tensor, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
+def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
+    """Grows with what practice prefers: tensor ranks among ``inside``, those that the fastest links join."""
+    tensor, whole = candidate.mesh.tensor, candidate.zero_group == candidate.mesh.data
+    return tensor if tensor <= inside else -tensor, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:
