@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.search.choices import Choices, Chosen, choices_of
 from planner.search.counts import UNTIL_MIXED, Counts
 from planner.search.effort import Effort
+from planner.search.layings import Layings, layings_of
 from planner.search.linear import Floats
 from planner.search.patterns import Patterns
 
@@ -76,7 +78,7 @@ class _Branch:
 @dataclass
 class Branches:
     """The branches of a chain's program that are open: what was ``given`` by who looked at it before, or all of it. ``heap``:
-    (bound, order, branch)."""
+    (bound, order, branch). ``layings``: where these are told apart by all that ranks take, instead of being parted."""
 
     counts: Counts
     given: InitVar[Sequence[Opened] | None] = None
@@ -84,14 +86,16 @@ class Branches:
     finished_s: float = math.inf
     _order: Iterator[int] = field(default_factory=itertools.count)
     _applied: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    layings: Layings | None = None
     _limit_s: float = math.inf
     _looked_apart: bool = False
+    _asked: bool = False
 
     def __post_init__(self, given: Sequence[Opened] | None) -> None:
         if given is None:
             self._push(self.counts.bound, _Branch(()))
             return
-        self._looked_apart = True
+        self._looked_apart = self._asked = True
         for each in given:
             leaf = None if each.held is None else self._leaf(each.bound, np.array(each.held))
             self._push(each.bound, _Branch(each.box, leaf))
@@ -127,7 +131,9 @@ class Branches:
                 return True
             bound, _, branch = heapq.heappop(self.heap)
             now = replace(effort, target_s=target_s)
-            if branch.leaf is None:
+            if self.layings is not None:
+                self._lay(self.layings, bound, branch, now)
+            elif branch.leaf is None:
                 target_s = min(target_s, self._open(bound, branch, now, found))
             else:
                 target_s = min(target_s, self._settle(branch.leaf, branch, now, found))
@@ -162,6 +168,12 @@ class Branches:
             if len(bounds) > UNTIL_MIXED and not agreed and not branch.mixed:
                 branch.mixed = counts.mix(effort)
         assert counts.values is not None
+        if not self._asked:
+            self._asked = True
+            self.layings = self._layings(target_s)
+            if self.layings is not None:
+                self._push(bound, branch)
+                return target_s
         parts = self._parts(counts.values)
         if parts is None:
             target_s = min(target_s, found(counts))
@@ -197,15 +209,42 @@ class Branches:
         found = patterns.find(costs, effort.target_s)
         if found is None or len(found.counts) > MOST_LEAVES:
             return False
+        return self._lay_out(patterns, list(zip(found.counts, found.seconds.tolist(), strict=True)), bound, effort)
+
+    def _lay_out(
+        self, patterns: Patterns, found: Sequence[tuple[NDArray[np.int64], float]], bound: float, effort: Effort
+    ) -> bool:
+        """Make leaves of layings, which have blocks of the run on each stage and take no less than so long; whether there was
+        time."""
         leaves = []
-        for counts, seconds in zip(found.counts, found.seconds, strict=True):
+        for counts, seconds in found:
             if time.perf_counter() >= effort.deadline:
                 return False
-            leaves.append(self._leaf(max(bound, float(seconds)), self.counts.layout.laid(patterns.by_run(counts))))
+            leaves.append(self._leaf(max(bound, seconds), self.counts.layout.laid(patterns.by_run(counts))))
         self.finished_s = min(self.finished_s, effort.target_s)
         for leaf in leaves:
             self._push(leaf.bound, _Branch((), leaf))
         return True
+
+    def _layings(self, target_s: float) -> Layings | None:
+        """The chain's, where ranks have few ways and the target says how few."""
+        patterns, costs = Patterns(self.counts.ranks), self.counts.costs
+        if not patterns.possible or costs is None or not math.isfinite(target_s):
+            return None
+        return layings_of(patterns, costs, self.counts.paths, target_s)
+
+    def _lay(self, layings: Layings, bound: float, branch: _Branch, effort: Effort) -> None:
+        """Go on with telling layings apart. Those that are left are leaves; the branch is back where they are too many."""
+        target_s, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
+        few = len(layings.found) <= MOST_LEAVES
+        if done and few:
+            left = [(np.array(counts), seconds) for counts, seconds in layings.found.items() if seconds < target_s]
+            if self._lay_out(layings.patterns, left, bound, effort):
+                self.layings = None
+                return
+        elif done or layings.too_many:
+            self.layings = None
+        self._push(bound, branch)
 
     def _settle(self, leaf: Counts, branch: _Branch, effort: Effort, found: Found) -> float:
         """Solve a leaf's exact program. Returns the target from then on."""
@@ -299,6 +338,11 @@ class Branches:
                 at = int(away.argmax())
                 return (shared, int(indices[at])), float(math.floor(amounts[at]))
         return None
+
+
+def _unheard(_: Chosen) -> float:
+    """What layings find is no plan yet."""
+    raise AssertionError
 
 
 def _opened(bound: float, branch: _Branch) -> Opened:

@@ -1,18 +1,20 @@
-"""What every rank chooses where numbers of blocks are known, all that may be quicker than a target: rank by rank.
+"""What every rank takes, all that may be quicker than a target: rank by rank, each time with what is left to the others.
 
-To a rank it is the same which of its stages recompute, to a schedule it is not; and neither parts of blocks nor branch and
-bound find the way out of many ranks that each choose two of eight. So ranks get their :mod:`ways` one by one, the middle ones
-first, and a partial assignment is dropped by either of two bounds. A path is a sum over the ranks: one that is not decided
-counts with the least of its ways, which has to recompute as much, wherever. And the schedule is simulated, where a rank that is
-not decided has on every stage the quickest of all its ways: that says how the decided ones meet. (16 ranks of 8 stages, 28 ways
-each, of Llama 405B: once the best plan is known, 20,000 simulations prove it; without paths it were 340,000.)
+Parts of blocks say little where ranks have few of them: every rank of an interleaved schedule can be as busy as every other,
+and recompute a bit on every stage. Whole, a rank has a few :mod:`ways`. They differ little for the rank itself; for the
+schedule it is decisive how they meet. So ranks get their ways one by one, the middle ones first, and behind every decision what
+is left to the others is found out: each of their ways is tried alone, where ranks that are not decided have on every stage the
+quickest pass of all the ways that are left to them. It is dropped by a path, which is a sum over the ranks, or by simulation.
+What is dropped makes those quickest passes longer, which drops more: where ranks work in lockstep, one decision leaves others
+next to nothing. (16 ranks of 7 stages, 45 ways each, of GPT 1T on 98,304 H100: 28,000 simulations prove what took 3,000,000
+when only decided ranks were looked at.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -26,24 +28,26 @@ from planner.search.rows import Layout
 from planner.search.slowest import between
 from planner.search.stream import Stream
 from planner.search.tables import INPUT_GRADIENT, PASSES
-from planner.search.ways import Ways, ways_of
+from planner.search.ways import Range, Ways, ways_of
 
-MOST_ACTIONS = 4_000_000_000
-"""Actions times cases that are simulated at most."""
-MOST_PATHS = 250
+MOST_PATHS = 100
 """Paths that bound partial assignments: those that are longest where every rank has the best of its ways for them."""
-TOGETHER, MOMENT = 4_000_000, 60_000_000
+TOGETHER, MOMENT = 4_000_000, 100_000_000
 """Numbers of one array, and actions times cases that are simulated at once, about, at most."""
-MOST_WAYS = 500
+MOST_WAYS = 1_500
 """Of a rank."""
 MOST_IN_VAIN = 12
 """After so many whole assignments that did not lower the target (they fit by the sums of memory, not by its replay), others are
 not told of any more: what they say of the bound is all that counts."""
-FEW = 1_000
+MOST_ACTIONS = 4_000_000_000
+"""Actions times cases that are simulated at most."""
+FEW = 256
 """Partial assignments that are gone on with at once, at most."""
 
 Told = Callable[["Chosen"], float]
 """Is told of a whole assignment that is quicker than the target; answers with the target from then on."""
+Left = tuple[NDArray[np.bool_], ...]
+"""Of every rank, [cases, ways]: which ways are left to it."""
 
 
 @dataclass(frozen=True)
@@ -69,56 +73,70 @@ class Chosen:
 def choices_of(layout: Layout, paths: Paths, before_s: Floats, target_s: float) -> Choices | None:
     """Of a leaf whose stages have ``layout.fewest`` blocks; None where a rank has too many ways. ``before_s`` [ranks]: what the
     first micro-batch takes before a rank's own work, at least."""
-    stream, shape = layout.stream, layout.shape
-    blocks = np.bincount(layout.pair_stage, layout.fewest, shape.stages).astype(int)
-    shares, ways = Shares.of(stream, shape, [0, *np.cumsum(blocks).tolist()]), list[Ways]()
-    for rank in range(shape.pipeline):
-        found = ways_of(shares, stream, rank, target_s - float(before_s[rank]))
-        if found is None:
+    blocks = np.bincount(layout.pair_stage, layout.fewest, layout.shape.stages).astype(int)
+    shares = Shares.of(layout.stream, layout.shape, [0, *np.cumsum(blocks).tolist()])
+    own = [[(portion.blocks, portion.blocks) for portion in mine] for mine in shares.portions]
+    sums = [int(blocks[layout.shape.owned(rank)].sum()) for rank in range(layout.shape.pipeline)]
+    ranges = list(zip(own, ((each, each) for each in sums), strict=True))
+    ways = every_way(shares, layout.stream, ranges, target_s - before_s)
+    return None if ways is None else Choices(shares, layout.stream, ways, paths, int(blocks.sum()))
+
+
+def every_way(
+    shares: Shares, stream: Stream, ranges: Sequence[tuple[Sequence[Range], Range]], limits_s: Floats
+) -> list[Ways] | None:
+    """Of each rank, with so many blocks of its portions, and in all; None where one of them has too many."""
+    found = list[Ways]()
+    for rank, (own, blocks) in enumerate(ranges):
+        ways = ways_of(shares, stream, rank, float(limits_s[rank]), own, blocks)
+        if ways is None or len(ways.blocks) > MOST_WAYS:
             return None
-        ways.append(found)
-    return Choices(shares, stream, ways, paths).narrowed(target_s)
+        found.append(ways)
+    return found
+
+
+@dataclass(frozen=True)
+class _Least:
+    """What a rank takes under the least of the ways that are left to it. ``passes_s`` [cases, virtual stages, 3]; ``paths_s``
+    [cases, paths]; ``tails_s``, ``fewest``, ``most`` [cases]: seconds once a step, and blocks."""
+
+    passes_s: Floats
+    paths_s: Floats
+    tails_s: Floats
+    fewest: Indices
+    most: Indices
+
+    def part(self, which: NDArray[np.bool_]) -> _Least:
+        return _Least(
+            self.passes_s[which], self.paths_s[which], self.tails_s[which], self.fewest[which], self.most[which]
+        )
 
 
 @dataclass
 class Choices:
-    """The assignments of a leaf that may still be quicker than a target that only falls. ``open``: ranks decided, and which way
-    each has [cases, ranks], the longest cases first, negative where it is not decided; those to go on with last."""
+    """The assignments of a chain that may still be quicker than a target that only falls; ranks have ``blocks`` together.
+    ``open``: partial ones, each followed by what is more promising."""
 
     shares: Shares
     stream: Stream
     ways: Sequence[Ways]
     paths: Paths
-    open: list[tuple[int, NDArray[np.int64]]] = field(init=False)
+    blocks: int
+    most_actions: int = MOST_ACTIONS
+    open: list[Left] = field(init=False)
     simulated: int = 0
     least_s: float = math.inf
     """Of the whole assignments that were quicker than the target then."""
     _in_vain: int = 0
 
     def __post_init__(self) -> None:
-        begun = np.full((1, len(self.ways)), -1, dtype=np.int64)
-        self.open = [(0, begun)] if all(len(each.tails_s) for each in self.ways) else []
-
-    def narrowed(self, target_s: float) -> Choices | None:
-        """With the ways that may be part of a step quicker than the target, none that another beats; None where a rank still
-        has too many."""
-        if not self.open:
-            return self
-        fixed, parts = self._rows
-        least = [part.min(axis=0) for part in parts]
-        tails_s = [float(ways.tails_s.min()) for ways in self.ways]
-        narrowed = list[Ways]()
-        for rank, (ways, part) in enumerate(zip(self.ways, parts, strict=True)):
-            longest = (part + (fixed + sum(least) - least[rank])).max(axis=1)
-            once_s = np.maximum(ways.tails_s, max(tails_s[:rank] + tails_s[rank + 1 :], default=0.0))
-            quick = ways.part(longest + once_s < target_s)
-            narrowed.append(quick.without_beaten())
-        return replace(self, ways=narrowed) if max(len(ways.tails_s) for ways in narrowed) <= MOST_WAYS else None
+        begun = tuple(np.ones((1, len(each.tails_s)), dtype=bool) for each in self.ways)
+        self.open = [begun] if all(map(np.size, begun)) else []
 
     @property
     def too_many(self) -> bool:
         """Whether more were simulated than is worth it."""
-        return self.simulated * self.shares.shape.actions > MOST_ACTIONS
+        return self.simulated * self.shares.shape.actions > self.most_actions
 
     @cached_property
     def order(self) -> list[int]:
@@ -161,73 +179,114 @@ class Choices:
         """[ranks, virtual stages]: which stages each has."""
         return np.array([self.shares.shape.owned(rank) for rank in range(self.shares.shape.pipeline)])
 
-    @cached_property
-    def _quickest(self) -> Floats:
-        """[stages, 3]: the quickest pass of each stage under any way."""
-        times = np.empty((self.shares.shape.stages, PASSES))
-        for rank, ways in enumerate(self.ways):
-            times[self._owned[rank]] = ways.passes_s.min(axis=0)
-        return times
-
     def go(self, target_s: float, until: Callable[[], bool], told: Told) -> tuple[float, bool]:
         """Decide rank after rank until nothing is left that may be quicker than the target. Returns that, and whether it is so;
         else it was ``until`` that ended it, or there are too many."""
         while self.open:
             if until() or self.too_many:
                 return target_s, False
-            decided, cases = self.open.pop()
-            rank = self.order[decided]
-            most = self._at_once(rank)
-            if len(cases) > most:
-                self.open.append((decided, cases[:-most]))
-            found, seconds = self._wider(cases[-most:], rank, target_s)
-            if decided + 1 == len(self.order):
-                target_s = self._tell(found, target_s, told)
-            elif len(found):
-                self.open.append((decided + 1, found[np.argsort(-seconds, kind="stable")]))
+            cases = self.open.pop()
+            most = self._at_once(cases)
+            if len(cases[0]) > most:
+                self.open.append(tuple(each[:-most] for each in cases))
+                cases = tuple(each[-most:] for each in cases)
+            left = self._wanted(self._narrowed(cases, target_s))
+            rank = next((rank for rank in self.order if (left[rank].sum(axis=1) > 1).any()), None)
+            if rank is None:
+                target_s = self._tell(np.stack([each.argmax(axis=1) for each in left], axis=1), target_s, told)
+            else:
+                self._push(_parted(left, rank), target_s)
         return target_s, True
 
-    def _at_once(self, rank: int) -> int:
-        """Cases that are given each way of a rank at once: no more than arrays hold, or are simulated in a moment."""
-        ways, actions = len(self.ways[rank].tails_s), self.shares.shape.actions
-        return max(1, min(FEW, TOGETHER // (ways * len(self._rows[0])), MOMENT // (ways * actions)))
+    def _wanted(self, cases: Left) -> Left:
+        """The cases that are gone on with."""
+        return cases
 
-    def _wider(self, cases: NDArray[np.int64], rank: int, target_s: float) -> tuple[NDArray[np.int64], Floats]:
-        """The cases with each way of one more rank that may be quicker than the target, and the least seconds of each."""
-        paths_s, tails_s = self._sums(cases)
-        mine, (_, parts) = self.ways[rank], self._rows
-        # Beside the least of the rank's ways, which the sums have.
-        longer = (parts[rank] - parts[rank].min(axis=0))[None] + paths_s[:, None]
-        later = np.maximum(tails_s[:, None], mine.tails_s)
-        case, way = np.nonzero(longer.max(axis=2) + later < target_s)
-        found = cases[case]
-        found[:, rank] = way
-        seconds = self._simulated(found, roughly=True) + later[case, way]
-        quick = seconds < target_s
-        return found[quick], seconds[quick]
+    def _at_once(self, cases: Left) -> int:
+        """Cases of which each way of each rank is tried at once: no more than are simulated in a moment."""
+        tried = sum(float(each.sum(axis=1).mean()) for each in cases)
+        return max(1, min(FEW, int(MOMENT / (tried * self.shares.shape.actions))))
 
-    def _sums(self, cases: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """[cases, paths]: the least lengths of the paths; [cases]: what the slowest rank does once a step, at least."""
-        fixed, parts = self._rows
-        paths_s, tails_s = np.tile(fixed, (len(cases), 1)), np.zeros(len(cases))
-        for rank, (ways, part) in enumerate(zip(self.ways, parts, strict=True)):
-            chosen, known = cases[:, rank], bool(cases[0, rank] >= 0)
-            paths_s += part[chosen] if known else part.min(axis=0)
-            tails_s = np.maximum(tails_s, ways.tails_s[chosen] if known else ways.tails_s.min())
-        return paths_s, tails_s
+    def _push(self, cases: Left, target_s: float) -> None:
+        """Keep the cases that may be quicker than the target, the quickest last."""
+        least = [self._least(rank, each) for rank, each in enumerate(cases)]
+        paths_s = self._rows[0] + sum(each.paths_s for each in least)
+        later = np.max([each.tails_s for each in least], axis=0)
+        kept = np.flatnonzero(paths_s.max(axis=1) + later < target_s)
+        seconds = self._simulated(self._times(least)[kept], roughly=True) + later[kept]
+        order = np.argsort(-seconds, kind="stable")
+        kept = kept[order[seconds[order] < target_s]]
+        if len(kept):
+            self.open.append(tuple(each[kept] for each in cases))
 
-    def _simulated(self, cases: NDArray[np.int64], *, roughly: bool) -> Floats:
+    def _narrowed(self, cases: Left, target_s: float) -> Left:
+        """The cases in which something is left to every rank, each with what may be part of a step quicker than the target."""
+        left, least = list(cases), [self._least(rank, each) for rank, each in enumerate(cases)]
+        for rank in range(len(left)):
+            left[rank] = self._possible(rank, left[rank], least, target_s)
+            there = np.asarray(left[rank].any(axis=1))
+            if not there.all():
+                left, least = [each[there] for each in left], [each.part(there) for each in least]
+            least[rank] = self._least(rank, left[rank])
+        return tuple(left)
+
+    def _possible(self, rank: int, mine: NDArray[np.bool_], least: Sequence[_Least], target_s: float) -> NDArray[np.bool_]:
+        """[cases, ways]: those of the ``mine`` that a rank may have beside the least of all others."""
+        ways, (fixed, parts), own = self.ways[rank], self._rows, least[rank]
+        fewest, most = (np.sum(part, axis=0) for part in zip(*((each.fewest, each.most) for each in least), strict=True))
+        few, many = (fewest - own.fewest)[:, None], (most - own.most)[:, None]
+        mine = mine & (ways.blocks + few <= self.blocks) & (self.blocks <= ways.blocks + many)
+        several = mine.sum(axis=1) > 1
+        paths_s = fixed + sum(each.paths_s for each in least) - own.paths_s
+        tails_s = np.max([each.tails_s for each in least], axis=0)
+        times = self._times(least)
+        for case, way in _pieces(mine, TOGETHER // len(fixed)):
+            later = np.maximum(tails_s[case], ways.tails_s[way])
+            quick = (paths_s[case] + parts[rank][way]).max(axis=1) + later < target_s
+            mine[case[~quick], way[~quick]] = False
+        for case, way in _pieces(mine & several[:, None], max(1, MOMENT // self.shares.shape.actions)):
+            tried = times[case]
+            tried[:, self._owned[rank]] = ways.passes_s[way]
+            later = np.maximum(tails_s[case], ways.tails_s[way])
+            slow = self._simulated(tried, roughly=True) + later >= target_s
+            mine[case[slow], way[slow]] = False
+        return mine
+
+    def _least(self, rank: int, left: NDArray[np.bool_]) -> _Least:
+        """Of a rank; many cases leave it the same ways."""
+        ways, parts = self.ways[rank], self._rows[1][rank]
+        distinct, at = np.unique(left, axis=0, return_inverse=True)
+        rows = [np.flatnonzero(row) for row in distinct]
+        columns = [
+            np.array([op(part[row], axis=0) for row in rows]).reshape(len(rows), *part.shape[1:])[at.ravel()]
+            for part, op in (
+                (ways.passes_s, np.min), (parts, np.min), (ways.tails_s, np.min), (ways.blocks, np.min), (ways.blocks, np.max)
+            )
+        ]
+        return _Least(*columns)
+
+    def _times(self, least: Sequence[_Least]) -> Floats:
+        """[cases, virtual stages, 3]: seconds of the passes."""
+        times = np.empty((len(least[0].tails_s), self.shares.shape.stages, PASSES))
+        for owned, each in zip(self._owned, least, strict=True):
+            times[:, owned] = each.passes_s
+        return times
+
+    def _simulated(self, times: Floats, *, roughly: bool) -> Floats:
         """[cases]: lengths of the pipeline; in half the digits, and never more than they are, where ``roughly``."""
-        self.simulated += len(cases)
-        times = np.repeat(self._quickest[None], len(cases), axis=0)
-        for rank, ways in enumerate(self.ways) if len(cases) else ():
-            if cases[0, rank] >= 0:
-                times[:, self._owned[rank]] = ways.passes_s[cases[:, rank]]
+        self.simulated += len(times)
         return (rough_lengths if roughly else lengths)(*self.shares.shape.timetable, times, self.stream.send_s)
 
+    def _steps(self, found: NDArray[np.int64]) -> Floats:
+        """[cases]: T + R of whole assignments [cases, ranks]."""
+        times, tails_s = np.empty((len(found), self.shares.shape.stages, PASSES)), np.zeros(len(found))
+        for owned, ways, way in zip(self._owned, self.ways, found.T, strict=True):
+            times[:, owned], tails_s = ways.passes_s[way], np.maximum(tails_s, ways.tails_s[way])
+        return np.asarray(self._simulated(times, roughly=False) + tails_s)
+
     def _tell(self, found: NDArray[np.int64], target_s: float, told: Told) -> float:
-        """Of whole assignments, the quickest first, as long as they are quicker than the target; returns that."""
-        seconds = self._simulated(found, roughly=False) + (self._sums(found)[1] if len(found) else 0.0)
+        """Of whole assignments [cases, ranks], the quickest first, those that are quicker than the target; returns that."""
+        seconds = self._steps(found)
         for at in np.argsort(seconds, kind="stable"):
             if seconds[at] >= target_s:
                 break
@@ -237,3 +296,18 @@ class Choices:
                 before_s, target_s = target_s, told(Chosen(counts, float(seconds[at])))
                 self._in_vain = 0 if target_s < before_s else self._in_vain + 1
         return target_s
+
+
+def _parted(cases: Left, rank: int) -> Left:
+    """The cases with one of the ways that are left to a rank."""
+    case, way = np.nonzero(cases[rank])
+    found = [each[case] for each in cases]
+    found[rank] = np.arange(cases[rank].shape[1]) == way[:, None]
+    return tuple(found)
+
+
+def _pieces(left: NDArray[np.bool_], most: int) -> Iterator[tuple[Indices, Indices]]:
+    """Pairs of a case and a way that is left to it, so many at a time."""
+    case, way = np.nonzero(left)
+    for first in range(0, len(case), most):
+        yield case[first : first + most], way[first : first + most]

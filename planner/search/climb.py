@@ -137,9 +137,10 @@ class Climb:
 
 
 def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
-    """Grows with what practice prefers: tensor ranks among ``inside``, those that the fastest links join."""
+    """Grows with what practice prefers: tensor ranks among the ``inside`` that the fastest links join."""
     tensor, whole = candidate.mesh.tensor, candidate.zero_group == candidate.mesh.data
-    return tensor if tensor <= inside else -tensor, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
+    split = tensor if tensor <= inside else -tensor
+    return split, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:

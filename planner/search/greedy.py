@@ -140,14 +140,21 @@ class Shares:
     def excess(self, counts: Numbers, ranks: Indices) -> Floats:
         """[cases]: bytes that the rank lacks. Transient is the stage with the largest peak and share gathered, and what ZeRO's
         stages leave while others run."""
+        peak, gathered, left = self.transients(counts, ranks)
+        transient = (peak + gathered - left).max(axis=1) + left.sum(axis=1)
+        return np.asarray(self.loads(counts, ranks).max(axis=1) + transient - self.capacity_bytes[ranks])
+
+    def transients(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats, Floats]:
+        """[cases, virtual stages]: bytes of the largest peak of each stage, of the largest share that it gathers, and of what
+        stays while other stages run."""
         used, columns = counts > 0, self._columns[ranks]
         tops = np.where(used, columns[..., PEAK], 0.0).max(axis=2)[:, None]
         stays = np.where(used, columns[..., LASTING], 0.0).max(axis=2)[:, None]
         recompute, zero = self._members[:, ranks]
-        left = np.where(zero, stays, 0.0).max(axis=2)
-        worst = np.where(recompute, tops, 0.0).max(axis=2) + np.where(zero, tops, 0.0).max(axis=2) - left
-        transient = worst.max(axis=1) + left.sum(axis=1)
-        return np.asarray(self.loads(counts, ranks).max(axis=1) + transient - self.capacity_bytes[ranks])
+        peak, gathered, left = (
+            np.where(mine, size, 0.0).max(axis=2) for mine, size in ((recompute, tops), (zero, tops), (zero, stays))
+        )
+        return peak, gathered, left
 
     def passes(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats]:
         """[cases, virtual stages, 3]: seconds of the passes of each stage, computed and of ZeRO's traffic."""

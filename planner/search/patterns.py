@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
 
@@ -94,6 +94,39 @@ class Patterns:
         fewest[0] -= self._ends[0]
         fewest[-1] -= self._ends[1]
         return np.maximum(fewest, 0)
+
+    def is_long(self, run: int) -> bool:
+        """Whether it is the run that is laid, none of the single blocks."""
+        return run == self._long
+
+    @cached_property
+    def spread(self) -> Stream:
+        """The stream with one block of the run on every stage (:attr:`bounds`), beside the single blocks, whatever number it is
+        that belongs there; what lies around the blocks, at least."""
+        stream, before = self.stream, int(self._ends[0])
+        counts = [self.shape.stages if self.is_long(run) else 1 for run in range(len(stream.runs))]
+        firsts = [run if run <= before else before + self.shape.stages for run in range(len(counts))]
+        return replace(stream, runs=tuple(
+            replace(
+                run, first=first, count=count, crossing_bytes=stream.crossing_bytes, received_bytes=stream.received_bytes
+            )
+            for run, first, count in zip(stream.runs, firsts, counts, strict=True)
+        ))
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Of the stages of that."""
+        before, after = map(int, self._ends)
+        stages = self.shape.stages
+        return (0, *range(before + 1, before + stages), before + stages + after)
+
+    def ranges(self, costs: RankCosts, target_s: float) -> list[tuple[int, int]]:
+        """Of each rank, the fewest blocks of the run and the most that it can have in a step quicker than the target."""
+        run = self._long
+        assert run is not None
+        most = costs.most(run, target_s)
+        spare = int(most.sum()) - self.stream.runs[run].count
+        return [(max(int(each) - spare, 0), int(each)) for each in most]
 
     @cached_property
     def _least(self) -> Floats:

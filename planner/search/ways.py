@@ -1,95 +1,188 @@
-"""All ways in which a rank can choose for its blocks, those that may be part of a step quicker than a limit."""
+"""All ways in which a rank can lay blocks on its stages and choose for them, those that may be part of a step quicker than a
+limit: stage by stage, as far as the others leave bytes and seconds."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.greedy import Numbers, Portion, Shares
+from planner.search.greedy import Numbers, Shares
 from planner.search.linear import Floats, Indices
 from planner.search.stream import Stream
-from planner.search.tables import ONCE, OPTIMIZER, PASSES, pareto
+from planner.search.tables import pareto
 
-MOST_WAYS = 50_000
-"""Ranks that have more ways while not all their blocks have chosen are not told apart."""
+MOST_WAYS, MOST_JOINED = 50_000, 2_000_000
+"""Ranks that have more ways while not all their stages have chosen are not told apart, nor are those of which more would have
+to be tried at once."""
 ROUNDED = 1e-9
 """Sums are rounded by less than this part."""
+Range = tuple[int, int]
+"""The fewest blocks and the most."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """What a rank takes. ``counts`` [ways, portions, choices]; ``passes_s`` [ways, virtual stages, 3], of a micro-batch;
-    ``tails_s`` [ways], once a step. ``split``: whether a backward pass is two actions."""
+    """What a rank takes. ``counts`` [ways, portions, choices]; ``blocks`` [ways]; ``passes_s`` [ways, virtual stages, 3], of a
+    micro-batch; ``tails_s`` [ways], once a step. ``split``: whether a backward pass is two actions."""
 
     counts: Numbers
+    blocks: Indices
     passes_s: Floats
     tails_s: Floats
     split: bool
 
     def part(self, which: NDArray[np.bool_] | Indices) -> Ways:
-        return Ways(self.counts[which], self.passes_s[which], self.tails_s[which], self.split)
+        return Ways(self.counts[which], self.blocks[which], self.passes_s[which], self.tails_s[which], self.split)
 
     def without_beaten(self) -> Ways:
-        """Less those that another is as quick as in every action and once a step."""
-        passes_s = self.passes_s
-        if not len(passes_s):
-            return self
-        if not self.split:
-            passes_s = np.stack([passes_s[..., 0], passes_s[..., 1] + passes_s[..., 2]], axis=-1)
-        return self.part(pareto(np.column_stack([passes_s.reshape(len(passes_s), -1), self.tails_s])))
+        """Less those that another of as many blocks is as quick as in every action and once a step."""
+        actions_s = _actions(self.passes_s, self.split)
+        columns = np.column_stack([actions_s.reshape(len(self.blocks), math.prod(actions_s.shape[1:])), self.tails_s])
+        return self.part(_best(self.blocks, columns))
 
 
-def ways_of(shares: Shares, stream: Stream, rank: int, limit_s: float) -> Ways | None:
-    """Those that fit and take no longer than the limit with all the rank does in a step; None where there are too many."""
-    found = _that_fit(shares, stream, rank, limit_s)
-    if found is None:
+def _actions(passes_s: Floats, split: bool) -> Floats:
+    """[..., 3 or 2]: seconds of what a schedule has as one action."""
+    return passes_s if split else np.stack([passes_s[..., 0], passes_s[..., 1] + passes_s[..., 2]], axis=-1)
+
+
+def _best(blocks: Indices, columns: Floats) -> Indices:
+    """Those that no other of as many blocks beats or equals in every column."""
+    kept = [members[pareto(columns[members])] for members in (np.flatnonzero(blocks == n) for n in np.unique(blocks))]
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+def ways_of(
+    shares: Shares, stream: Stream, rank: int, limit_s: float, ranges: Sequence[Range], blocks: Range
+) -> Ways | None:
+    """Those that fit and take no longer than the limit with all the rank does in a step, with so many blocks of each portion
+    (``ranges``) and of all of them (``blocks``); none that another beats. None where there are too many."""
+    options = [_options(shares, stream, rank, slot, ranges) for slot in range(shares.shape.virtual)]
+    joined = _Joined(options, float(shares.capacity_bytes[rank]) * (1 + ROUNDED), limit_s * (1 + ROUNDED), blocks).ways
+    if joined is None:
         return None
-    found = found[shares.excess(found, np.full(len(found), rank)) <= 0]
-    return Ways(found, *shares.seconds(stream, found, np.full(len(found), rank)), shares.shape.splits_backward)
+    counts, at = np.zeros((len(joined), *shares.sizes.shape[2:]), dtype=np.int64), np.full(len(joined), rank)
+    for option, chosen in zip(options, joined.T, strict=True):
+        counts[:, option.portions] = option.counts[chosen]
+    fits = shares.excess(counts, at) <= 0
+    counts, at = counts[fits], at[fits]
+    number = counts[:, [place for place, portion in enumerate(shares.portions[rank]) if portion.kind == 0]].sum(axis=(1, 2))
+    return Ways(counts, number, *shares.seconds(stream, counts, at), shares.shape.splits_backward).without_beaten()
 
 
-def _that_fit(shares: Shares, stream: Stream, rank: int, limit_s: float) -> Numbers | None:
-    """[ways, portions, choices]: portion by portion, as far as the others leave bytes and seconds, transients aside."""
-    mine, choices = shares.portions[rank], shares.sizes.shape[3]
-    options = [_dealt(portion.blocks, len(portion.table.names), choices) for portion in mine]
-    # [choices of the portion, instants] bytes and [choices of the portion] seconds.
-    held = [each @ shares.sizes[rank, :, at].T for at, each in enumerate(options)]
-    took = [
-        each[:, : len(portion.table.names)] @ _least_s(portion, stream, shares)
-        for portion, each in zip(mine, options, strict=True)
-    ]
-    bytes_left = shares.capacity_bytes[rank] * (1 + ROUNDED) - sum(each.min(axis=0) for each in held)
-    seconds_left = limit_s * (1 + ROUNDED) - sum(each.min() for each in took)
-    ways, more_bytes, more_s = np.zeros((1, 0), dtype=np.int64), np.zeros((1, len(bytes_left))), np.zeros(1)
-    for size, seconds in zip(held, took, strict=True):
-        if len(ways) * len(seconds) > 10 * MOST_WAYS:
-            return None
-        more_bytes = (more_bytes[:, None] + (size - size.min(axis=0))[None]).reshape(-1, len(bytes_left))
-        more_s = np.add.outer(more_s, seconds - seconds.min()).ravel()
-        ways = np.column_stack([np.repeat(ways, len(seconds), axis=0), np.tile(np.arange(len(seconds)), len(ways))])
-        fit = (more_bytes <= bytes_left).all(axis=1) & (more_s <= seconds_left)
-        ways, more_bytes, more_s = ways[fit], more_bytes[fit], more_s[fit]
-        if len(ways) > MOST_WAYS:
-            return None
-    found = np.zeros((len(ways), shares.sizes.shape[2], choices), dtype=np.int64)
-    for at, each in enumerate(options):
-        found[:, at] = each[ways[:, at]]
-    return found
+@dataclass(frozen=True)
+class _Options:
+    """What one stage of a rank can have. ``portions``: which of the rank's; ``counts`` [options, portions, choices]; ``blocks``
+    [options]; ``held`` [options, instants]: bytes; ``took`` [options]: seconds of a step, at least."""
+
+    portions: Indices
+    counts: Numbers
+    blocks: Indices
+    held: Floats
+    took: Floats
+
+    def part(self, which: Indices) -> _Options:
+        return replace(
+            self, counts=self.counts[which], blocks=self.blocks[which], held=self.held[which], took=self.took[which]
+        )
 
 
-def _least_s(portion: Portion, stream: Stream, shares: Shares) -> Floats:
-    """[choices]: seconds a step of one block, at least."""
-    sums, microbatches = portion.table.sums, shares.shape.microbatches
-    if portion.kind == 0:
-        return np.asarray(microbatches * sums[:, :PASSES].sum(axis=1))
-    once_s = stream.gradients.floor * sums[:, ONCE] + sums[:, OPTIMIZER]
-    return np.asarray(microbatches * stream.gathers.floor * sums[:, :PASSES].sum(axis=1) + once_s)
+def _options(shares: Shares, stream: Stream, rank: int, slot: int, ranges: Sequence[Range]) -> _Options:
+    """Those of a stage that another does not beat."""
+    mine = np.array([at for at, portion in enumerate(shares.portions[rank]) if portion.slot == slot])
+    runs = [_dealt_both(shares, rank, int(at), ranges) for at in mine[::2]]
+    chosen = np.array(list(itertools.product(*(range(len(run)) for run in runs)))).reshape(-1, len(runs))
+    counts = np.concatenate([run[chosen[:, at]] for at, run in enumerate(runs)], axis=1)
+    whole = np.zeros((len(counts), *shares.sizes.shape[2:]), dtype=np.int64)
+    whole[:, mine] = counts
+    ranks = np.full(len(counts), rank)
+    compute, traffic = (each[:, slot] for each in shares.passes(whole, ranks))
+    stage = shares.shape.owned(rank)[slot]
+    passes_s = stream.passes_s(compute, traffic, np.full(len(counts), stream.stopped_s(shares.shape)[stage]))
+    once_s, optimizer_s = shares.once(whole, ranks)
+    took = shares.shape.microbatches * passes_s.sum(axis=1) + stream.gradients.floor * once_s + optimizer_s
+    # Gradients may hide behind what is computed: then more of it can be the better.
+    hides = compute[:, 1:].sum(axis=1) * (-1.0 if stream.gradients.hidden > 0 else 0.0)
+    held, transients = shares.loads(whole, ranks), [each[:, slot] for each in shares.transients(whole, ranks)]
+    columns = np.column_stack([
+        _actions(passes_s, shares.shape.splits_backward), once_s, optimizer_s, hides, held, *transients
+    ])
+    blocks = counts[:, ::2].sum(axis=(1, 2))
+    found = _Options(mine, counts, blocks, held, took)
+    return found.part(_best(blocks, columns))
+
+
+def _dealt_both(shares: Shares, rank: int, at: int, ranges: Sequence[Range]) -> Numbers:
+    """[cases, 2, choices]: all choices of recomputation and of ZeRO stages of the blocks of one run on one stage."""
+    width, pair = shares.sizes.shape[3], shares.portions[rank][at : at + 2]
+    found = []
+    for number in range(ranges[at][0], ranges[at][1] + 1):
+        levels, zeros = (_dealt(number, len(portion.table.names), width) for portion in pair)
+        both = np.indices((len(levels), len(zeros))).reshape(2, -1)
+        found.append(np.stack([levels[both[0]], zeros[both[1]]], axis=1))
+    return np.concatenate(found)
 
 
 def _dealt(blocks: int, options: int, width: int) -> Numbers:
     """[ways, width]: all ways to deal blocks to the first ``options`` of the columns."""
     dealt = itertools.combinations_with_replacement(range(options), blocks)
     return np.array([np.bincount(each, minlength=width) for each in dealt], dtype=np.int64).reshape(-1, width)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """One option of every stage, together within ``room`` bytes and ``limit_s``, with so many ``blocks``."""
+
+    options: Sequence[_Options]
+    room: float
+    limit_s: float
+    blocks: Range
+
+    @cached_property
+    def ways(self) -> NDArray[np.int64] | None:
+        """[ways, stages]; None where there are too many."""
+        instants = self.options[0].held.shape[1]
+        ways, used = np.zeros((1, 0), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        held, took = np.zeros((1, instants)), np.zeros(1)
+        for at, option in enumerate(self.options):
+            if len(ways) * len(option.blocks) * instants > MOST_JOINED * 10 or len(ways) * len(option.blocks) > MOST_JOINED:
+                return None
+            rest_bytes, rest_s = self._rest[at]
+            numbers = np.add.outer(used, option.blocks).ravel()
+            few = np.flatnonzero(numbers <= self.blocks[1])
+            one, other = few // max(len(option.blocks), 1), few % max(len(option.blocks), 1)
+            used = numbers[few]
+            seconds = took[one] + option.took[other]
+            quick = seconds + rest_s[used] <= self.limit_s
+            one, other, used, took = one[quick], other[quick], used[quick], seconds[quick]
+            held = held[one] + option.held[other]
+            fit = (held + rest_bytes[used] <= self.room).all(axis=1)
+            ways, used, held, took = np.column_stack([ways[one], other])[fit], used[fit], held[fit], took[fit]
+            if len(ways) > MOST_WAYS:
+                return None
+        return ways
+
+    @cached_property
+    def _rest(self) -> list[tuple[Floats, Floats]]:
+        """Behind each stage, by the blocks up to it: bytes [blocks, instants] and seconds [blocks] of the stages that follow,
+        at least; without end where the number is none of the rank's."""
+        least, most = self.blocks
+        inside = (np.arange(most + 1) >= least) & (np.arange(most + 1) <= most)
+        instants = self.options[0].held.shape[1]
+        found = [(np.where(inside[:, None], np.zeros(instants), np.inf), np.where(inside, 0.0, np.inf))]
+        for option in reversed(self.options[1:]):
+            (later_bytes, later_s), size = found[-1], most + 1
+            held, took = np.full((size, instants), np.inf), np.full(size, np.inf)
+            for number in np.unique(option.blocks[option.blocks <= most]):
+                mine = option.blocks == number
+                before = slice(0, size - int(number))
+                held[before] = np.minimum(held[before], later_bytes[number:] + option.held[mine].min(axis=0))
+                took[before] = np.minimum(took[before], later_s[number:] + option.took[mine].min())
+            found.append((held, took))
+        return found[::-1]

@@ -37,6 +37,7 @@ from planner.search.counted import Ranks
 from planner.search.counts import Counts
 from planner.search.effort import Effort
 from planner.search.engine import planning_engine
+from planner.search.layings import Layings, layings_of
 from planner.search.linear import Floats, Row
 from planner.search.mixtures import Mixture
 from planner.search.rows import Layout
@@ -245,6 +246,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (counts_module, branches_module):
         monkeypatch.setattr(module, "UNTIL_MIXED", 0)
     monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
+    monkeypatch.setattr(branches_module, "layings_of", lambda *given: None)
     away = _part_every_other(monkeypatch)
     hold, covered = Counts.hold, list[Row]()
 
@@ -298,6 +300,41 @@ def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
     ended = [choices for choices in told if not choices.open]
     assert len(ended) > 100 and sum(math.isfinite(choices.least_s) for choices in ended) > 30
     assert sum(choices.simulated > 10 for choices in ended) > 10
+    assert away
+
+
+@pytest.mark.slow
+def test_layings_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of blocks are told apart by what ranks take in all, and not by these numbers alone before."""
+    told: list[Layings] = []
+
+    def telling(*given: Any) -> Layings | None:
+        found = layings_of(*given)
+        told.extend([found] if found is not None else [])
+        return found
+
+    def at_once(self: Branches, bound: float, effort: Effort) -> bool:
+        self._asked, self.layings = True, self._layings(effort.target_s)
+        if self.layings is not None:
+            self._push(bound, branches_module._Branch(()))
+        return self.layings is not None
+
+    monkeypatch.setattr(branches_module, "layings_of", telling)
+    monkeypatch.setattr(Branches, "_told_apart", at_once)
+    monkeypatch.setattr(choices_module, "MOST_PATHS", 1)
+    monkeypatch.setitem(globals(), "SLACK", 0.25)
+    away = _part_every_other(monkeypatch)
+
+    @seed(2357)
+    @settings(max_examples=400, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=cases())
+    def each(case: Case) -> None:
+        _check(case)
+
+    each()
+    ended = [layings for layings in told if not layings.open]
+    assert len(ended) > 60 and sum(len(layings.found) > 1 for layings in ended) > 15
+    assert sum(not layings.found for layings in ended) > 10
     assert away
 
 

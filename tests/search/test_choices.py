@@ -16,6 +16,7 @@ from planner.search import ways as ways_module
 from planner.search.candidates import Candidate, shape_of
 from planner.search.choices import MOST_IN_VAIN, Choices, Chosen, choices_of
 from planner.search.counted import Ranks
+from planner.search.cuts import Cuts
 from planner.search.engine import planning_engine
 from planner.search.greedy import Numbers, Shares, even_cuts
 from planner.search.paths import Paths
@@ -35,11 +36,14 @@ NAMES = Fingerprints("made", "x", "made", "y")
 
 
 class Leaf:
-    """One block a stage, and another one beside the first."""
+    """One block a stage, and another one beside the first; or other ``blocks`` between other ``cuts``."""
 
-    def __init__(self, key: tuple[ScheduleName, int, int, int], seed: int, memory: int) -> None:
+    def __init__(
+        self, key: tuple[ScheduleName, int, int, int], seed: int, memory: int, *, blocks: str | None = None,
+        cuts: Cuts | None = None,
+    ) -> None:
         name, pipeline, virtual, microbatches = key
-        graph = make_graph("b" * (pipeline * virtual + 1))
+        graph = make_graph(blocks or "b" * (pipeline * virtual + 1))
         self.costed = make_costed(graph, seed, zeros=(0, 2), crossing=5)
         self.cluster = make_cluster(2 * pipeline, memory)
         candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, 2)
@@ -49,14 +53,14 @@ class Leaf:
         stream = stream_of([self.task.chain], candidate.mesh, self.cluster, planning_engine())
         assert stream is not None
         self.stream: Stream = stream
-        self.cuts = even_cuts(self.task.chain.block_works, self.shape.stages)
+        self.cuts = cuts or even_cuts(self.task.chain.block_works, self.shape.stages)
         self.shares = Shares.of(stream, self.shape, self.cuts)
         self.layout = Layout(stream, self.shape, exact=True)
         starts = np.array([run.first for run in stream.runs])[:, None]
         ends = starts + np.array([run.count for run in stream.runs])[:, None]
         bounds = np.array(self.cuts)
-        blocks = np.minimum(bounds[1:], ends) - np.maximum(bounds[:-1], starts)
-        self.layout.fewest = self.layout.most = self.layout.laid(np.maximum(blocks, 0))[: len(self.layout.n_at)]
+        laid = np.minimum(bounds[1:], ends) - np.maximum(bounds[:-1], starts)
+        self.layout.fewest = self.layout.most = self.layout.laid(np.maximum(laid, 0))[: len(self.layout.n_at)]
 
     def choices(self, target_s: float = math.inf) -> Choices | None:
         costs = Ranks(self.stream, self.shape, works(self.stream, self.shape.microbatches)).costs
@@ -177,8 +181,7 @@ def test_too_many_ways_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     leaf = Leaf(SHAPES[1], 0, ROOMY)
     choices = leaf.choices()
     assert choices is not None
-    monkeypatch.setattr(choices_module, "MOST_ACTIONS", 0)
-    choices.simulated = 1
+    choices.simulated, choices.most_actions = 1, 0
     assert choices.go(math.inf, never, Told()) == (math.inf, False)
     monkeypatch.setattr(choices_module, "MOST_WAYS", 0)
     assert leaf.choices() is None
