@@ -19,8 +19,6 @@ from planner.search.allowed import Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
 
-MOST_VIRTUAL = 8
-"""Virtual stages of a rank that are tried unless a constraint names more."""
 Group = tuple[int, int, int, int, int, bool]
 """What decides the prices of blocks: (data, its stride, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
 
@@ -128,14 +126,13 @@ def _ordered(mesh: Mesh, cluster: Cluster, constraints: Constraints) -> bool:
 def _scheduled(
     graph: ModelGraph, cluster: Cluster, constraints: Constraints, mesh: Mesh, micro: int, accumulation: int
 ) -> Iterator[Candidate]:
-    said = {int(value) for condition in constraints.on("virtual") for value in condition.values}
     schedules: Sequence[ScheduleName] = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
     if mesh.pipeline == 1:
         # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
         schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))[:1]
     for schedule in schedules:
-        for virtual in sorted(said.union(range(1, MOST_VIRTUAL + 1))):
-            if virtual * mesh.pipeline > len(graph.blocks) or legal(schedule, mesh.pipeline, virtual, accumulation):
+        for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
+            if legal(schedule, mesh.pipeline, virtual, accumulation):
                 continue
             if not constraints.admits("virtual", virtual):
                 continue

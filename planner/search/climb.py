@@ -119,7 +119,8 @@ class Climb:
         return self.target_s < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another."""
+        """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another, micro-batches as
+        large as before or as many."""
         whole = candidate.zero_group == candidate.mesh.data
         alike = [other for other in self._of_mesh[candidate.mesh] if (other.zero_group == other.mesh.data) == whole]
         yield from (other for other in alike if other.micro == candidate.micro)
@@ -130,7 +131,8 @@ class Climb:
         for mesh in _moved(candidate.mesh):
             for other in self._of_mesh.get(mesh, ()):
                 alone = mesh.pipeline == 1 or candidate.mesh.pipeline == 1
-                if other.micro == candidate.micro and (other.zero_group == mesh.data) == whole and (
+                as_many = other.micro == candidate.micro or other.accumulation == candidate.accumulation
+                if as_many and (other.zero_group == mesh.data) == whole and (
                     alone or (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)
                 ):
                     yield other
