@@ -34,6 +34,9 @@ NEAR = 0.1
 """Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
 MOST_LEAVES = 100
 """Where there are more ways to lay whole blocks, parting the chain is quicker than a program for each."""
+SHORT = 500
+"""Layings of a schedule of more actions are told apart before it is relaxed, those of others where real variables have not said
+enough: these are quicker then."""
 SOON = 1
 """After so many looks at a leaf's whole numbers that came to no end, its choices are told apart, where that is possible."""
 REPEATS = 4
@@ -148,10 +151,8 @@ class Branches:
             return target_s
         if self._limit_s != target_s:  # Rows of shares are as at first again.
             self._applied, self._limit_s = {key: sides for key, sides in self._applied.items() if not key[0]}, target_s
-        if not self._looked_apart and math.isfinite(target_s):
-            self._looked_apart = True
-            if self._told_apart(bound, effort):
-                return target_s
+        if counts.shape.actions > SHORT and self._told_apart(bound, effort):
+            return target_s
         self._apply(branch.box)
         counts.forget()
         bounds, agreed = [bound], False
@@ -164,6 +165,8 @@ class Branches:
                 return target_s
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
+                return target_s
+            if len(bounds) > UNTIL_MIXED and not branch.box and self._told_apart(bound, effort):
                 return target_s
             if len(bounds) > UNTIL_MIXED and not agreed and not branch.mixed:
                 branch.mixed = counts.mix(effort)
@@ -202,7 +205,10 @@ class Branches:
 
     def _told_apart(self, bound: float, effort: Effort) -> bool:
         """Whether few ways to lay whole blocks on the stages may be quicker than the target, and time is left to lay out their
-        programs: then each is a leaf."""
+        programs: then each is a leaf. It is tried once."""
+        if self._looked_apart or not math.isfinite(effort.target_s):
+            return False
+        self._looked_apart = True
         patterns, costs = Patterns(self.counts.ranks), self.counts.costs
         if not patterns.possible or costs is None:
             return False

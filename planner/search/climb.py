@@ -54,14 +54,17 @@ class Climb:
         """What a plan must be quicker than to be a step uphill."""
         return self.step_s * (1 - self.best.gap)
 
+    def practised(self) -> list[Candidate]:
+        """What practice begins with, for each number of pipeline ranks."""
+        inside = self.scope.cluster.levels[0].size
+        best = {candidate.mesh.pipeline: candidate for candidate in sorted(self.bounds, key=partial(_as_practised, inside))}
+        return list(best.values())
+
     def begin(self, deadline: float) -> None:
         """Go uphill from the best of the candidate of the least bound and of what practice begins with, for each number of
         pipeline ranks: the widest tensor split inside the fastest links, the smallest micro-batch and the most virtual stages
         (Narayanan et al. 2021, section 3, takeaways); those first that look best."""
-        seeds: dict[int, Candidate] = {}
-        for candidate in sorted(self.bounds, key=partial(_as_practised, self.scope.cluster.levels[0].size)):
-            seeds[candidate.mesh.pipeline] = candidate
-        chosen = dict.fromkeys([*seeds.values(), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
+        chosen = dict.fromkeys([*self.practised(), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
         sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in chosen]
         best: Candidate | None = None
         for sketch in sketches:

@@ -26,7 +26,7 @@ from planner.search.ways import Range
 
 MOST_ACTIONS = 800_000_000
 """Actions times cases that are simulated at most."""
-MOST_LAYINGS, MOST_ON_STAGE = 1_000, 12
+MOST_LAYINGS, MOST_ON_STAGE = 300, 12
 """A rank whose blocks can lie on its stages in more ways is not told apart, nor one that can have more of them on a stage."""
 ALIKE = 0.01
 """Choices that differ by less than this part in their seconds and in their bytes count as one."""

@@ -314,6 +314,8 @@ def test_layings_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
         return found
 
     def at_once(self: Branches, bound: float, effort: Effort) -> bool:
+        if self._asked:
+            return False
         self._asked, self.layings = True, self._layings(effort.target_s)
         if self.layings is not None:
             self._push(bound, branches_module._Branch(()))
@@ -321,6 +323,7 @@ def test_layings_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(branches_module, "layings_of", telling)
     monkeypatch.setattr(Branches, "_told_apart", at_once)
+    monkeypatch.setattr(branches_module, "SHORT", 0)
     monkeypatch.setattr(choices_module, "MOST_PATHS", 1)
     monkeypatch.setitem(globals(), "SLACK", 0.25)
     away = _part_every_other(monkeypatch)
