@@ -41,6 +41,8 @@ MOST_IN_VAIN = 12
 not told of any more: what they say of the bound is all that counts."""
 MOST_ACTIONS = 4_000_000_000
 """Actions times cases that are simulated at most."""
+AGAIN = 0.7
+"""Where no more than this part of the ways is left, what that leaves to others is found out again."""
 FEW = 256
 """Partial assignments that are gone on with at once, at most."""
 
@@ -190,7 +192,10 @@ class Choices:
             if len(cases[0]) > most:
                 self.open.append(tuple(each[:-most] for each in cases))
                 cases = tuple(each[-most:] for each in cases)
-            left = self._wanted(self._narrowed(cases, target_s))
+            left = self._narrowed(cases, target_s)
+            while _ways_left(left) < AGAIN * _ways_left(cases):
+                cases, left = left, self._narrowed(left, target_s)
+            left = self._wanted(left)
             rank = next((rank for rank in self.order if (left[rank].sum(axis=1) > 1).any()), None)
             if rank is None:
                 target_s = self._tell(np.stack([each.argmax(axis=1) for each in left], axis=1), target_s, told)
@@ -296,6 +301,11 @@ class Choices:
                 before_s, target_s = target_s, told(Chosen(counts, float(seconds[at])))
                 self._in_vain = 0 if target_s < before_s else self._in_vain + 1
         return target_s
+
+
+def _ways_left(cases: Left) -> int:
+    """To all ranks of all cases."""
+    return sum(int(each.sum()) for each in cases)
 
 
 def _parted(cases: Left, rank: int) -> Left:
