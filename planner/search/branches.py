@@ -215,18 +215,15 @@ class Branches:
         found = patterns.find(costs, effort.target_s)
         if found is None or len(found.counts) > MOST_LEAVES:
             return False
-        return self._lay_out(patterns, list(zip(found.counts, found.seconds.tolist(), strict=True)), bound, effort)
+        return self._lay_out(patterns, list(found.counts), np.maximum(found.seconds, bound), effort)
 
-    def _lay_out(
-        self, patterns: Patterns, found: Sequence[tuple[NDArray[np.int64], float]], bound: float, effort: Effort
-    ) -> bool:
-        """Make leaves of layings, which have blocks of the run on each stage and take no less than so long; whether there was
-        time."""
+    def _lay_out(self, patterns: Patterns, found: Sequence[NDArray[np.int64]], bounds: Floats, effort: Effort) -> bool:
+        """Make leaves of layings, by blocks of the run on each stage, none quicker than its bound; whether there was time."""
         leaves = []
-        for counts, seconds in found:
+        for counts, bound in zip(found, bounds.tolist(), strict=True):
             if time.perf_counter() >= effort.deadline:
                 return False
-            leaves.append(self._leaf(max(bound, seconds), self.counts.layout.laid(patterns.by_run(counts))))
+            leaves.append(self._leaf(bound, self.counts.layout.laid(patterns.by_run(counts))))
         self.finished_s = min(self.finished_s, effort.target_s)
         for leaf in leaves:
             self._push(leaf.bound, _Branch((), leaf))
@@ -241,11 +238,10 @@ class Branches:
 
     def _lay(self, layings: Layings, bound: float, branch: _Branch, effort: Effort) -> None:
         """Go on with telling layings apart. Those that are left are leaves; the branch is back where they are too many."""
-        target_s, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
-        few = len(layings.found) <= MOST_LEAVES
-        if done and few:
-            left = [(np.array(counts), seconds) for counts, seconds in layings.found.items() if seconds < target_s]
-            if self._lay_out(layings.patterns, left, bound, effort):
+        _, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
+        if done and len(layings.found) <= MOST_LEAVES:
+            found = list(map(np.array, sorted(layings.found)))
+            if self._lay_out(layings.patterns, found, np.full(len(found), bound), effort):
                 self.layings = None
                 return
         elif done or layings.too_many:

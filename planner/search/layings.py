@@ -47,7 +47,7 @@ def layings_of(patterns: Patterns, costs: RankCosts, paths: Paths, target_s: flo
         own, single = list[Range](), 0
         for portion in shares.portions[rank]:
             low = int(patterns.fewest[owned[portion.slot]])
-            own.append((low, low + beside) if patterns.is_long(portion.run) else (1, 1))
+            own.append((low, low + beside) if patterns.is_long(portion.run) else (portion.blocks, portion.blocks))
             single += not patterns.is_long(portion.run) and portion.kind == 0
         ranges.append((own, (fewest + single, most + single)))
     ways = every_way(shares, stream, ranges, target_s - costs.before_s)
@@ -57,8 +57,11 @@ def layings_of(patterns: Patterns, costs: RankCosts, paths: Paths, target_s: flo
 
 def relaxed(patterns: Patterns) -> Stream:
     """A chain's stream with one block of the run on every stage, beside the single blocks. These have the best of all their
-    choices at once; of the run's, those that are nearly the same count as one that is as good as any of them."""
+    choices at once; of the run's, those that are nearly the same count as one that is as good as any of them. (As they are,
+    where gradients hide behind what is computed: less of that is not better in all then.)"""
     stream = patterns.spread
+    if stream.gradients.hidden > 0:
+        return stream
     return replace(stream, single=tuple(
         (_joined(compute), traffic) if patterns.is_long(run) else (_best(compute), _best(traffic))
         for run, (compute, traffic) in enumerate(stream.single)
@@ -91,11 +94,11 @@ def _best(table: Table) -> Table:
 
 @dataclass
 class Layings(Choices):
-    """The layings of a chain that may still be quicker than a target; ``patterns`` of it. ``found``: by blocks of the run on
-    each virtual stage, the least seconds of a step."""
+    """The layings of a chain that may still be quicker than a target; ``patterns`` of it. ``found``: blocks of the run on each
+    virtual stage; how quick a laying can be is not known, for it is left where the first whole assignment has it."""
 
     patterns: Patterns = field(kw_only=True)
-    found: dict[tuple[int, ...], float] = field(default_factory=dict)
+    found: set[tuple[int, ...]] = field(default_factory=set)
 
     @cached_property
     def _laid(self) -> list[tuple[Indices, NDArray[np.int64]]]:
@@ -130,6 +133,5 @@ class Layings(Choices):
         """Keep the layings of whole assignments."""
         for seconds, ways in zip(self._steps(found), found, strict=True):
             if seconds < target_s:
-                blocks = self._blocks(np.array([which[way] for (which, _), way in zip(self._laid, ways, strict=True)]))
-                self.found[blocks] = min(float(seconds), self.found.get(blocks, math.inf))
+                self.found.add(self._blocks(np.array([which[way] for (which, _), way in zip(self._laid, ways, strict=True)])))
         return target_s
