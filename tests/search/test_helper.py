@@ -309,6 +309,7 @@ def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pyt
     monkeypatch.setattr(nodes, "FIRST_SLICE_S", 0.001)
     monkeypatch.setattr(nodes, "SOON_S", 0.0)
     monkeypatch.setattr(Branches, "_told_apart", lambda *_: False)
+    monkeypatch.setattr(Branches, "_layings", lambda *_: None)
     monkeypatch.setattr(searching, "SHARED", 10**9)
     monkeypatch.setattr(searching._State, "_share", lambda *_: None)
     parts: list[Attempt] = []
