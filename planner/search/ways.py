@@ -17,9 +17,9 @@ from planner.search.linear import Floats, Indices
 from planner.search.stream import Stream
 from planner.search.tables import pareto
 
-MOST_WAYS, MOST_JOINED = 50_000, 2_000_000
+MOST_WAYS, MOST_NUMBERS, INSTANTS = 50_000, 20_000_000, 10
 """Ranks that have more ways while not all their stages have chosen are not told apart, nor are those of which more would have
-to be tried at once."""
+to be tried at once: as many numbers as instants, or as so many of them, for each."""
 ROUNDED = 1e-9
 """Sums are rounded by less than this part."""
 Range = tuple[int, int]
@@ -151,7 +151,7 @@ class _Joined:
         ways, used = np.zeros((1, 0), dtype=np.int64), np.zeros(1, dtype=np.int64)
         held, took = np.zeros((1, instants)), np.zeros(1)
         for at, option in enumerate(self.options):
-            if len(ways) * len(option.blocks) * instants > MOST_JOINED * 10 or len(ways) * len(option.blocks) > MOST_JOINED:
+            if len(ways) * len(option.blocks) * max(instants, INSTANTS) > MOST_NUMBERS:
                 return None
             rest_bytes, rest_s = self._rest[at]
             numbers = np.add.outer(used, option.blocks).ravel()
