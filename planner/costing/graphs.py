@@ -33,7 +33,7 @@ BlockCosts = dict[str, dict[Recompute, BlockCost]]
 """By body and recomputation level."""
 LeastCosts = dict[str, dict[Recompute, tuple[BlockSeconds, int]]]
 """By body and recomputation level: seconds, and bytes that are kept."""
-StateCosts = dict[str, dict[int, StateCost]]
+StateCosts = Mapping[str, Mapping[int, StateCost]]
 """By body and ZeRO stage."""
 Priced = TypeVar("Priced")
 _Held = Sequence[tuple[BodyValue, Placement]]
@@ -191,10 +191,18 @@ def state_costs(
     graph: ModelGraph, options: Sequence[Placements], cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int,
     accumulation: int = 2, stages: Sequence[int] = ZERO_STAGES, engine: Engine = DEFAULT_ENGINE,
 ) -> tuple[StateCosts, ...]:
-    """The state of every body under every ZeRO stage that is asked for, for each option. Without a pipeline a parameter that
-    several blocks share is held once, by the first of them."""
+    """The state of every body under every ZeRO stage that is asked for, for each option."""
+    return states_by_group(graph, options, cluster, mesh, precision, (zero_group,), accumulation, stages, engine)[0]
+
+
+def states_by_group(
+    graph: ModelGraph, options: Sequence[Placements], cluster: Cluster, mesh: Mesh, precision: Precision,
+    zero_groups: Sequence[int], accumulation: int = 2, stages: Sequence[int] = ZERO_STAGES, engine: Engine = DEFAULT_ENGINE,
+) -> list[tuple[StateCosts, ...]]:
+    """For each ZeRO group, the state of every body under every ZeRO stage that is asked for, for each option. Without a
+    pipeline a parameter that several blocks share is held once, by the first of them."""
     tied = _tied(graph) if mesh.pipeline == 1 else frozenset()
-    known: dict[tuple[str, tuple[Placement, ...]], dict[int, StateCost]] = {}
+    known: list[dict[tuple[str, tuple[Placement, ...]], dict[int, StateCost]]] = [{} for _ in zero_groups]
     for body in graph.bodies:
         bound = (names for block in graph.blocks if block.body == body.name for names in block.parameters) if tied else ()
         shares = any(fqn in tied for _, fqn in bound)
@@ -202,35 +210,49 @@ def state_costs(
         # Options differ in some of the bodies, and not all of these in their parameters.
         for placed in dict.fromkeys(option[body.name].parameters for option in options):
             mine = [pair for pair in zip(body.parameters, placed, strict=True) if pair[0].name in held]
-            parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh, zero_group)
-            counted = [(_sharded(part, mesh.tensor, axes, group), axes, group) for part, axes, group in parts]
-            known[body.name, placed] = {
-                zero: reduce(add_states, (
-                    _state_cost(shards[zero], zero, cluster, axes, precision, group, accumulation, engine, resident=shares)
-                    for shards, axes, group in counted
-                ))
-                for zero in stages
-            }
-    return tuple({body.name: known[body.name, option[body.name].parameters] for body in graph.bodies} for option in options)
+            parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh)
+            trained = [(_trained(part, mesh.tensor), axes, apart) for part, axes, apart in parts]
+            for zero_group, costs in zip(zero_groups, known, strict=True):
+                groups = [_group(zero_group, mesh, apart) for _, _, apart in trained]
+                counted = [
+                    (_sharded(part, axes, group), axes, group)
+                    for (part, axes, _), group in zip(trained, groups, strict=True)
+                ]
+                costs[body.name, placed] = {
+                    zero: reduce(add_states, (
+                        _state_cost(
+                            shards[zero > 0], zero, cluster, axes, precision, group, accumulation, engine, resident=shares
+                        )
+                        for shards, axes, group in counted
+                    ))
+                    for zero in stages
+                }
+    return [
+        tuple({body.name: costs[body.name, option[body.name].parameters] for body in graph.bodies} for option in options)
+        for costs in known
+    ]
 
 
-def _replicas(
-    parameters: _Held, experts: frozenset[str], mesh: Mesh, zero_group: int
-) -> Sequence[tuple[_Held, Mesh, int]]:
-    """Parameters by the ranks that hold copies of them: with the mesh as they see it, and their ZeRO group.
+def _replicas(parameters: _Held, experts: frozenset[str], mesh: Mesh) -> Sequence[tuple[_Held, Mesh, int]]:
+    """Parameters by the ranks that hold copies of them: with the mesh as they see it, and how far apart their copies are.
 
     Context ranks hold what data ranks hold, and sum gradients with them. An expert is held by one in ``expert`` of those.
     """
     ranks = mesh.data * mesh.context
-    group = ranks if zero_group == mesh.data else min(zero_group, ranks)
     dense = [pair for pair in parameters if pair[0].name not in experts]
-    parts = [(dense, replace(mesh, data=ranks, context=1), group)]
+    parts = [(dense, replace(mesh, data=ranks, context=1), 1)]
     if len(dense) < len(parameters):
         apart = [pair for pair in parameters if pair[0].name in experts]
         # Their copies lie ``expert`` apart: neighbours of the tensor axis do not matter to what follows.
         axes = replace(mesh, data=ranks // mesh.expert, context=1, expert=1, tensor=mesh.tensor * mesh.expert)
-        parts.append((apart, axes, max(1, group // mesh.expert)))
+        parts.append((apart, axes, mesh.expert))
     return parts
+
+
+def _group(zero_group: int, mesh: Mesh, apart: int) -> int:
+    """The ZeRO group of parameters whose copies are so far apart."""
+    ranks = mesh.data * mesh.context
+    return max(1, (ranks if zero_group == mesh.data else min(zero_group, ranks)) // apart)
 
 
 def add_states(first: StateCost, second: StateCost) -> StateCost:
@@ -268,13 +290,21 @@ class _Shards:
     partial: int
 
 
-def _sharded(parameters: _Held, degree: int, mesh: Mesh, zero_group: int) -> Sequence[_Shards]:
-    """By ZeRO stage. ``degree``: of the tensor axis that the placements divide over. FSDP2 pads every parameter's first dim to
-    whole shards; the sum over the tensor axis is of shards."""
-    trained = [
+_Trained = Sequence[tuple[tuple[int, ...], bool]]
+"""Of trained parameters: the sizes of one rank's part, and whether its gradient is summed over the tensor axis."""
+
+
+def _trained(parameters: _Held, degree: int) -> _Trained:
+    """``degree``: of the tensor axis that the placements divide over."""
+    return [
         (local_type(value.type, placed, degree).sizes(1), placed.state == "shared")
         for value, placed in parameters if value.differentiable
     ]
+
+
+def _sharded(trained: _Trained, mesh: Mesh, zero_group: int) -> tuple[_Shards, _Shards]:
+    """Without ZeRO, and with it. FSDP2 pads every parameter's first dim to whole shards; the sum over the tensor axis is of
+    shards."""
     counts = [prod(sizes) for sizes, _ in trained]
 
     def over(group: int) -> _Shards:
@@ -284,8 +314,7 @@ def _sharded(parameters: _Held, degree: int, mesh: Mesh, zero_group: int) -> Seq
             sum(shard for shard, shared in shards if shared),
         )
 
-    divided = over(min(zero_group, mesh.data))
-    return over(1), *(divided,) * (len(ZERO_STAGES) - 1)
+    return over(1), over(min(zero_group, mesh.data))
 
 
 def _state_cost(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.constraints import LAYERED, Condition, Constraints, Value
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
+ONCE = (0, 1)
+"""ZeRO stages that send once a step."""
 Choice = tuple[tuple[Recompute, ...], tuple[int, ...]]
 """Recomputation levels and ZeRO stages that one block may have."""
 
@@ -26,6 +28,17 @@ class Allowed:
     fixed_zero: tuple[tuple[str, int], ...] = ()
     layers: tuple[Choice, ...] = ()
     split: bool = False
+
+    @property
+    def has_once(self) -> bool:
+        """Whether every block has a ZeRO stage that sends once a step."""
+        return any(zero in ONCE for zero in self.zero) and all(any(z in ONCE for z in stages) for _, stages in self.layers)
+
+    @property
+    def once(self) -> Allowed:
+        """Without the ZeRO stages that send for every micro-batch."""
+        layers = tuple((levels, tuple(zero for zero in stages if zero in ONCE)) for levels, stages in self.layers)
+        return replace(self, zero=tuple(zero for zero in self.zero if zero in ONCE), layers=layers)
 
     def of_block(self, block: int) -> Choice:
         """What one block of the chain may choose from."""

@@ -1,7 +1,8 @@
-"""Candidates: mesh degrees, micro-batch, schedule, virtual stages and ZeRO group; each with what they allow."""
+"""Candidates: mesh degrees, micro-batch, schedule, virtual stages and ZeRO groups; each with what they allow."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +26,46 @@ Group = tuple[int, int, int, int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """``zero_groups``: over how many ranks ZeRO may shard, one number for the whole plan, with any stage; ``once_groups``:
+    others, where no block sends for every micro-batch."""
+
     mesh: Mesh
     micro: int
     accumulation: int
     schedule: ScheduleName
     virtual: int
-    zero_group: int
+    zero_groups: tuple[int, ...]
+    once_groups: tuple[int, ...] = ()
+
+    @property
+    def zero_group(self) -> int:
+        """Of a candidate that has but one."""
+        (group,) = self.groups
+        return group
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """All of its ZeRO groups."""
+        return self.zero_groups + self.once_groups
+
+    @property
+    def first(self) -> Candidate:
+        """The candidate of the first ZeRO group alone."""
+        return self.with_groups(self.zero_groups[:1]) if self.zero_groups else self.with_groups((), self.once_groups[:1])
+
+    def with_groups(self, zero_groups: tuple[int, ...], once_groups: tuple[int, ...] = ()) -> Candidate:
+        """The same with these ZeRO groups."""
+        return Candidate(self.mesh, self.micro, self.accumulation, self.schedule, self.virtual, zero_groups, once_groups)
+
+    @property
+    def each(self) -> tuple[Candidate, ...]:
+        """A candidate of each ZeRO group alone."""
+        if len(self.groups) == 1:
+            return (self,)
+        return (
+            *(self.with_groups((group,)) for group in self.zero_groups),
+            *(self.with_groups((), (group,)) for group in self.once_groups),
+        )
 
     @property
     def group(self) -> Group:
@@ -130,26 +165,48 @@ def _scheduled(
     if mesh.pipeline == 1:
         # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
         schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))[:1]
+    groups = _zero_groups(cluster, constraints, mesh)
     for schedule in schedules:
         for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
             if legal(schedule, mesh.pipeline, virtual, accumulation):
                 continue
             if not constraints.admits("virtual", virtual):
                 continue
-            for zero_group in _zero_groups(cluster, constraints, mesh):
-                candidate = Candidate(mesh, micro, accumulation, schedule, virtual, zero_group)
-                if allowed_choices(candidate, constraints, graph):
-                    yield candidate
+            every = Candidate(mesh, micro, accumulation, schedule, virtual, *groups)
+            yield from _alike(every, constraints, graph)
 
 
-def _zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[int, ...]:
-    """The whole data axis, or the part of it inside a node; all its divisors where a constraint speaks of it."""
-    if constraints.on("zero_group"):
-        return tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
+def _zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The whole data axis, and the part of it inside a node; its other divisors. (Sharding over one rank is no sharding, which
+    is a stage of any group.) All that are admitted, where constraints speak of groups."""
+    if _speaks_of_groups(constraints):
+        return tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group)), ()
     if mesh.data == 1 or constraints.pinned("zero") == 0:
-        return (mesh.data,)
+        return (mesh.data,), ()
     inside = cluster.devices_per_node // mesh.data_stride
-    return (mesh.data, inside) if 1 < inside < mesh.data and mesh.data % inside == 0 else (mesh.data,)
+    first = (mesh.data, inside) if 1 < inside < mesh.data and mesh.data % inside == 0 else (mesh.data,)
+    return first, tuple(group for group in reversed(divisors(mesh.data)) if group > 1 and group not in first)
+
+
+def _speaks_of_groups(constraints: Constraints) -> bool:
+    """Whether some condition is about ZeRO groups."""
+    refused = (condition for combination in constraints.forbidden for condition in combination.conditions)
+    return any(condition.name == "zero_group" for condition in itertools.chain(constraints.conditions, refused))
+
+
+def _alike(every: Candidate, constraints: Constraints, graph: ModelGraph) -> Iterator[Candidate]:
+    """A candidate's ZeRO groups that leave the blocks a choice; apart where they do not leave the same."""
+    if not _speaks_of_groups(constraints):
+        left = allowed_choices(every.first, constraints, graph)
+        if left:
+            yield every if any(space.has_once for space in left) else every.with_groups(every.zero_groups)
+        return
+    alike: dict[object, tuple[int, ...]] = {}
+    for candidate in every.each:
+        spaces = tuple(allowed_choices(candidate, constraints, graph, parallel) for parallel in (None, False, True))
+        if spaces[0]:
+            alike[spaces] = (*alike.get(spaces, ()), candidate.zero_group)
+    yield from map(every.with_groups, alike.values())
 
 
 def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
@@ -174,7 +231,8 @@ def _open_values(graph: ModelGraph, cluster: Cluster, request: Request, conflict
     """The values that the last limit's decision may have under all other constraints."""
     others = replace(request, constraints=request.constraints.without(conflict[-1]))
     name = getattr(conflict[-1], "name", "")
-    values = {candidate.decided[name] for candidate in _candidates(graph, cluster, others) if name in candidate.decided}
+    found = (each.decided for candidate in _candidates(graph, cluster, others) for each in candidate.each)
+    values = {decided[name] for decided in found if name in decided}
     if not values:
         return "leave one of them out" if len(conflict) > 1 else "leave it out"
     return f"{name} in [{', '.join(str(value) for value in sorted(values, key=lambda v: (str(type(v)), v)))}]"
@@ -183,13 +241,16 @@ def _open_values(graph: ModelGraph, cluster: Cluster, request: Request, conflict
 def allowed_choices(
     candidate: Candidate, constraints: Constraints, graph: ModelGraph, sequence_parallel: bool | None = None
 ) -> tuple[Allowed, ...]:
-    """The spaces of ZeRO stages and recomputation that constraints and schedule leave (see :func:`alternatives`).
-    ``sequence_parallel``: None where that is not known yet."""
+    """The spaces of ZeRO stages and recomputation that constraints and schedule leave to a candidate of one ZeRO group (see
+    :func:`alternatives`). ``sequence_parallel``: None where that is not known yet."""
     decided = candidate.decided
     if sequence_parallel is not None:
         decided["sequence_parallel"] = sequence_parallel
     names = tuple(block.name for block in graph.blocks) if next(constraints.patterns(), None) else ()
-    return alternatives(constraints, candidate.schedule, candidate.zero_group, decided, names)
+    spaces = alternatives(constraints, candidate.schedule, candidate.zero_group, decided, names)
+    if not candidate.once_groups:
+        return spaces
+    return tuple(space.once for space in spaces if space.has_once)
 
 
 def shape_of(candidate: Candidate, cluster: Cluster) -> Shape:

@@ -26,13 +26,53 @@ class Run:
     received_bytes: int = 0
 
 
-@dataclass
-class Chain:
-    """One option of a costed graph under the allowed choices."""
+Name = tuple[tuple[int, ...], int, Allowed]
+"""A chain's ZeRO groups, option of placements, and what its blocks may choose."""
 
-    costed: CostedGraph
+
+@dataclass(eq=False)
+class Chain:
+    """One option of a costed graph under the allowed choices. ``priced``: that graph with the prices of each of the
+    ``zero_groups``, which differ in those of parameters only. Several are one as long as that says enough: then parameters cost
+    no more of anything than under any of them."""
+
+    priced: tuple[CostedGraph, ...]
     option: int
     allowed: Allowed
+    zero_groups: tuple[int, ...]
+
+    @property
+    def name(self) -> Name:
+        """No other chain of a candidate has it."""
+        return self.zero_groups, self.option, self.allowed
+
+    @property
+    def costed(self) -> CostedGraph:
+        """With the prices of the first ZeRO group: those of blocks are the same for all."""
+        return self.priced[0]
+
+    @property
+    def zero_group(self) -> int:
+        """Of a chain that has but one."""
+        (group,) = self.zero_groups
+        return group
+
+    @cached_property
+    def each(self) -> tuple[Chain, ...]:
+        """The chain of each ZeRO group alone."""
+        if len(self.zero_groups) == 1:
+            return (self,)
+        chains = (self._part(slice(at, at + 1)) for at in range(len(self.zero_groups)))
+        return tuple(chain for chain in chains if chain.possible)
+
+    @cached_property
+    def parts(self) -> tuple[Chain, ...]:
+        """Of several ZeRO groups, the chain of the first, and of the others."""
+        parts = self._part(slice(1)), self._part(slice(1, None))
+        return tuple(chain for chain in parts if chain.zero_groups and chain.possible)
+
+    def _part(self, some: slice) -> Chain:
+        return Chain(self.priced[some], self.option, self.allowed, self.zero_groups[some])
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -84,10 +124,10 @@ class Chain:
         return _recompute_table(tuple((level, costs[level]) for level in levels if level in costs), self.allowed.split)
 
     def _zero_choices(self, run: Run) -> Table:
-        states = self.costed.states[self.option][run.body]
         fixed = dict(self.allowed.fixed_zero).get(run.body)
         zeros = self.allowed.of_block(run.first)[1] if fixed is None else (fixed,)
-        return _zero_table(tuple((zero, states[zero]) for zero in zeros if zero in states))
+        groups = (costed.states[self.option][run.body] for costed in self.priced)
+        return _zero_table(tuple(tuple((zero, states[zero]) for zero in zeros if zero in states) for states in groups))
 
     @cached_property
     def block_works(self) -> tuple[float, ...]:
@@ -108,13 +148,15 @@ def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool
 
 
 @lru_cache(maxsize=4096)
-def _zero_table(states: tuple[tuple[int, StateCost], ...]) -> Table:
-    """The choices of ZeRO stages of one block."""
+def _zero_table(groups: tuple[tuple[tuple[int, StateCost], ...], ...]) -> Table:
+    """The choices of ZeRO stages of one block; of several groups, each stage as good as under any of them."""
+    states = list(dict.fromkeys(itertools.chain.from_iterable(groups)))
     vectors = [
         (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
          s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes)
         for _, s in states
     ]
-    return table(
+    every = table(
         [zero for zero, _ in states], vectors, [s.gather_bytes for _, s in states], [s.lasting_bytes for _, s in states]
     )
+    return every.one_of_each() if len(groups) > 1 and states else every

@@ -34,7 +34,7 @@ MOST_PATHS = 100
 """Paths that bound partial assignments: those that are longest where every rank has the best of its ways for them."""
 TOGETHER, MOMENT = 4_000_000, 100_000_000
 """Numbers of one array, and actions times cases that are simulated at once, about, at most."""
-MOST_WAYS = 1_500
+MOST_WAYS = 2_500
 """Of a rank."""
 MOST_IN_VAIN = 12
 """After so many whole assignments that did not lower the target (they fit by the sums of memory, not by its replay), others are

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -81,10 +81,14 @@ class Climb:
         """Go on from here to the first neighbour that is quicker than all before, until none is."""
         at: Candidate | None = start
         while at is not None:
-            near = sorted(set(self._neighbours(at)) - self._probed, key=self.bounds.__getitem__)
-            sketches = (Sketch(candidate, self.bounds[candidate]) for candidate in near)
-            at = next((sketch.candidate for sketch in sketches if self._improves(sketch, deadline)), None)
+            at = self._quicker(self._neighbours(at), deadline) or self._quicker(self._restaged(at), deadline)
         self._arrive()
+
+    def _quicker(self, near: Iterable[Candidate], deadline: float) -> Candidate | None:
+        """The first that is quicker than all before, those first that look best."""
+        fresh = sorted(set(near) - self._probed, key=self.bounds.__getitem__)
+        sketches = (Sketch(candidate, self.bounds[candidate]) for candidate in fresh)
+        return next((sketch.candidate for sketch in sketches if self._improves(sketch, deadline)), None)
 
     def _look_near(self, deadline: float) -> None:
         """Of the best plan and what differs from it in schedule and virtual stages only, plans with cuts near even ones."""
@@ -92,7 +96,7 @@ class Climb:
             return
         plan, _ = self.best.found
         for candidate in sorted(self._of_mesh[plan.mesh], key=self.bounds.__getitem__):
-            if (candidate.micro, candidate.zero_group) == (plan.batch.micro, plan.zero_group):
+            if candidate.micro == plan.batch.micro:
                 self._improves(Sketch(candidate, self.bounds[candidate]), deadline, near=True)
         self._arrive()
 
@@ -122,30 +126,38 @@ class Climb:
         return self.target_s < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another, micro-batches as
-        large as before or as many."""
-        whole = candidate.zero_group == candidate.mesh.data
-        alike = [other for other in self._of_mesh[candidate.mesh] if (other.zero_group == other.mesh.data) == whole]
+        """Other schedules and virtual stages; the next micro-batches; a factor moved from one axis to another."""
+        alike = self._of_mesh[candidate.mesh]
         yield from (other for other in alike if other.micro == candidate.micro)
         same = [other for other in alike if (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)]
         for side in (1, -1):
             beside = [other for other in same if side * (other.micro - candidate.micro) > 0]
             yield from sorted(beside, key=lambda other: abs(other.micro - candidate.micro))[:1]
+        for other in self._with_factor_moved(candidate):
+            alone = other.mesh.pipeline == 1 or candidate.mesh.pipeline == 1
+            if alone or (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual):
+                yield other
+
+    def _restaged(self, candidate: Candidate) -> Iterator[Candidate]:
+        """A factor moved from one axis to another, as many stages as before in all."""
+        stages = candidate.mesh.pipeline * candidate.virtual
+        for other in self._with_factor_moved(candidate):
+            if other.schedule == candidate.schedule and other.mesh.pipeline * other.virtual == stages:
+                yield other
+
+    def _with_factor_moved(self, candidate: Candidate) -> Iterator[Candidate]:
+        """From one axis to another, micro-batches as large as before or as many."""
         for mesh in _moved(candidate.mesh):
             for other in self._of_mesh.get(mesh, ()):
-                alone = mesh.pipeline == 1 or candidate.mesh.pipeline == 1
-                as_many = other.micro == candidate.micro or other.accumulation == candidate.accumulation
-                if as_many and (other.zero_group == mesh.data) == whole and (
-                    alone or (other.schedule, other.virtual) == (candidate.schedule, candidate.virtual)
-                ):
+                if other.micro == candidate.micro or other.accumulation == candidate.accumulation:
                     yield other
 
 
 def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
     """Grows with what practice prefers: tensor ranks among the ``inside`` that the fastest links join."""
-    tensor, whole = candidate.mesh.tensor, candidate.zero_group == candidate.mesh.data
+    tensor = candidate.mesh.tensor
     split = tensor if tensor <= inside else -tensor
-    return split, -candidate.micro, candidate.schedule == "interleaved-1f1b", whole, candidate.virtual
+    return split, -candidate.micro, candidate.schedule == "interleaved-1f1b", candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:

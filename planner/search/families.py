@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,9 +12,9 @@ import numpy as np
 from hardware_profiles import Cluster
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
-from planner.search.allowed import Allowed
+from planner.search.allowed import ONCE, Allowed
 from planner.search.candidates import Candidate, allowed_choices
-from planner.search.chain import Chain
+from planner.search.chain import Chain, Name
 from planner.search.counted import Ranks
 from planner.search.engine import planning_engine
 from planner.search.linear import Indices
@@ -26,7 +27,7 @@ from planner.search.together import Together
 from planner.search.works import Work, works
 
 Costing = Callable[[Candidate], CostedGraph | None]
-"""The prices of a candidate's group; None where its tensor degree has no feasible placement."""
+"""The prices of a candidate of one ZeRO group; None where its tensor degree has no feasible placement."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Family:
-    """The chains of all candidates that share mesh, micro-batch, ZeRO group and choices."""
+    """The chains of all candidates that share mesh, micro-batch, ZeRO groups and choices."""
 
     candidate: Candidate
     chains: tuple[Chain, ...]
@@ -91,8 +92,19 @@ class Family:
         return [bundle for group in groups.values() for bundle in self.bundles([group]) or self.apart(group)]
 
     def apart(self, chains: Sequence[Chain]) -> list[Bundle]:
-        """Each chain for itself."""
-        return self.bundles((chain,) for chain in chains)
+        """Each chain for itself, or where it is one, each of its ZeRO groups."""
+        return self.bundles((chain,) for chain in (chains if len(chains) > 1 else chains[0].parts))
+
+    def chosen(self, names: Collection[Name]) -> list[Chain]:
+        """The chains of these names, parts of chains too."""
+        found, left = list[Chain](), deque(self.chains)
+        while left and len(found) < len(names):
+            chain = left.popleft()
+            if chain.name in names:
+                found.append(chain)
+            elif len(chain.zero_groups) > 1:
+                left.extend(chain.parts)
+        return found
 
 
 @dataclass
@@ -109,14 +121,31 @@ class Scope:
 
     def family(self, candidate: Candidate) -> Family | None:
         """The chains of a candidate; None where it has none."""
-        key = (candidate.mesh, candidate.micro, candidate.zero_group, self._spaces(candidate))
+        key = (candidate.mesh, candidate.micro, candidate.zero_groups, candidate.once_groups, self._spaces(candidate.first))
         if key not in self.families:
-            costed = self.prices(candidate)
-            chains = () if costed is None else chains_of(costed, candidate, self.request)
-            chains = tuple(chain for chain in chains if chain.possible)
+            first, *others = candidate.zero_groups
+            apart = [candidate.with_groups((group,)) for group in others]
+            apart.append(candidate.with_groups((first,), candidate.once_groups))
+            chains = tuple(chain for each in apart for chain in self._chains(each))
             self.families[key] = Family(candidate, chains, self.cluster) if chains else None
         return self.families[key]
+
+    def _chains(self, candidate: Candidate) -> Iterator[Chain]:
+        """Those that leave every block a choice, with all its ZeRO groups, which allow the same."""
+        found = ((each, self.prices(each)) for each in candidate.each)
+        priced = [_sent_once(costed) if each.once_groups else costed for each, costed in found if costed is not None]
+        chains = chains_of(tuple(priced), candidate, self.request) if priced else ()
+        yield from (chain for chain in chains if chain.possible)
 
     def _spaces(self, candidate: Candidate) -> tuple[tuple[Allowed, ...], ...]:
         constraints = self.request.constraints
         return tuple(allowed_choices(candidate, constraints, self.graph, parallel) for parallel in (False, True))
+
+
+def _sent_once(costed: CostedGraph) -> CostedGraph:
+    """Less the ZeRO stages that send for every micro-batch."""
+    states = tuple(
+        {name: {zero: state for zero, state in stages.items() if zero in ONCE} for name, stages in option.items()}
+        for option in costed.states
+    )
+    return replace(costed, states=states)

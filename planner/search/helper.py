@@ -25,18 +25,15 @@ from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.placement.table import remembered, strategy_table
-from planner.search.allowed import Allowed
 from planner.search.best import Best
 from planner.search.branches import Branches, Opened
 from planner.search.candidates import Candidate
+from planner.search.chain import Name
 from planner.search.families import Scope
 from planner.search.nodes import Attempt, Kin, Sketch
 from planner.search.prices import Placements, Unit, placements_of
 from planner.search.request import Look
 from planner.workers import start_process
-
-Chosen = tuple[tuple[int, Allowed], ...]
-"""Chains of a candidate: their options of placements and what their blocks may choose."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Fresh:
     candidate: Candidate
     bound: float
     kin: tuple[tuple[Candidate, float], ...] = ()
-    chains: Chosen = ()
+    chains: tuple[Name, ...] = ()
     opened: tuple[Opened, ...] = ()
     paths: tuple[CriticalPath, ...] = ()
 
@@ -57,7 +54,7 @@ class Fresh:
         """A node of the search."""
         if isinstance(node, Kin):
             return Fresh(name, node.candidate, node.bound, tuple((each.candidate, each.bound) for each in node.sketches))
-        chains = tuple((task.chain.option, task.chain.allowed) for task in node.tasks)
+        chains = tuple(task.chain.name for task in node.tasks)
         opened = () if node.branches is None else node.branches.opened
         paths = tuple(node.counts.paths.all) if opened else ()
         return Fresh(name, node.candidate, node.bound, (), chains, opened, paths)
@@ -68,7 +65,7 @@ class Fresh:
             return Kin(tuple(Sketch(candidate, bound) for candidate, bound in self.kin))
         family = scope.family(self.candidate)
         assert family is not None
-        chosen = [chain for chain in family.chains if (chain.option, chain.allowed) in self.chains]
+        chosen = family.chosen(self.chains)
         assert len(chosen) == len(self.chains)
         (bundle,) = family.bundles([chosen])
         attempt = Attempt.of(self.candidate, scope, bundle, self.bound)

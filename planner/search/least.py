@@ -24,6 +24,7 @@ from planner.ir.plan import Plan, Prediction, StagePlan
 from planner.search.allowed import Allowed
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import Chain
+from planner.search.groups import bytes_alone, without_beaten
 from planner.search.ranges import Ranges
 from planner.search.request import Request
 from planner.search.solve import Fingerprints, Task, chains_of
@@ -117,20 +118,32 @@ class LeastMemory:
         for candidate in sorted(self.candidates, key=lambda candidate: (candidate.mesh.tensor, candidate.micro)):
             families[self._family(candidate)].append(candidate)
         for members in families.values():
-            if self.peak <= self.enough or (time.perf_counter() > self.deadline and self.best is not None):
-                self._unsolved = min(self._unsolved, self.cluster.chip.reserve_bytes)
-                return
-            ranges = self._ranges_of(members[0])
-            bounds = [min((self._least_of(member, each) for each in ranges), default=math.inf) for member in members]
-            for bound, member in zip(bounds, members, strict=True):
-                self._push(bound, _Node(member))
-            bound, at = min((bound, at) for at, bound in enumerate(bounds))
-            if bound <= self.enough < math.inf and members[at].virtual == 1:
-                for each in self._ranges_of(members[at]):
-                    node = _Node(members[at], Thrift(each, shape_of(members[at], self.cluster)))
-                    stages = node.thrift.solve(math.inf)[1] if node.thrift is not None else None
-                    if stages is not None:
-                        self._report(node, stages)
+            for alone in self._light(members[0]).each:
+                if self.peak <= self.enough or (time.perf_counter() > self.deadline and self.best is not None):
+                    self._unsolved = min(self._unsolved, self.cluster.chip.reserve_bytes)
+                    return
+                self._open([member.with_groups(alone.zero_groups, alone.once_groups) for member in members])
+
+    def _light(self, candidate: Candidate) -> Candidate:
+        """Less the ZeRO groups under which parameters are no smaller than under another."""
+        priced = [costed.states for each in candidate.each if (costed := self.prices(each)) is not None]
+        if not priced or not candidate.once_groups:
+            return candidate
+        return candidate.with_groups(candidate.zero_groups, without_beaten(candidate, priced, bytes_alone))
+
+    def _open(self, members: Sequence[Candidate]) -> None:
+        """A family's candidates of one ZeRO group."""
+        ranges = self._ranges_of(members[0])
+        bounds = [min((self._least_of(member, each) for each in ranges), default=math.inf) for member in members]
+        for bound, member in zip(bounds, members, strict=True):
+            self._push(bound, _Node(member))
+        bound, at = min((bound, at) for at, bound in enumerate(bounds))
+        if bound <= self.enough < math.inf and members[at].virtual == 1:
+            for each in self._ranges_of(members[at]):
+                node = _Node(members[at], Thrift(each, shape_of(members[at], self.cluster)))
+                stages = node.thrift.solve(math.inf)[1] if node.thrift is not None else None
+                if stages is not None:
+                    self._report(node, stages)
 
     def _push(self, bound: float, node: _Node) -> None:
         if math.isfinite(bound):
@@ -145,8 +158,8 @@ class LeastMemory:
         shrinks with it (sizes are affine in it, and a tensor degree has the same placements for all)."""
         mesh = candidate.mesh
         return (
-            mesh.data, mesh.tensor, mesh.data_stride, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1,
-            self._spaces(candidate),
+            mesh.data, mesh.tensor, mesh.data_stride, candidate.groups, mesh.pipeline > 1, candidate.accumulation > 1,
+            self._spaces(candidate.first),
         )
 
     def _ranges_of(self, candidate: Candidate) -> tuple[Ranges, ...]:
@@ -154,7 +167,7 @@ class LeastMemory:
         key = (candidate.group, candidate.accumulation > 1, self._spaces(candidate))
         if key not in self._chains:
             costed = self.prices(candidate)
-            chains = () if costed is None else chains_of(costed, candidate, self.request)
+            chains = () if costed is None else chains_of((costed,), candidate, self.request)
             found = (Ranges(chain.costed, chain.option, chain.allowed) for chain in chains)
             self._chains[key] = tuple(ranges for ranges in found if ranges.possible)
         return self._chains[key]
@@ -194,7 +207,7 @@ class LeastMemory:
     def _plan(self, node: _Node, stages: tuple[StagePlan, ...]) -> Plan:
         assert node.thrift is not None
         ranges = node.thrift.ranges
-        chain = Chain(ranges.costed, ranges.option, ranges.allowed)
+        chain = Chain((ranges.costed,), ranges.option, ranges.allowed, node.candidate.groups)
         return Task(node.candidate, chain, self.cluster, self.request, self.names).plan(stages)
 
     def _report(self, node: _Node, stages: tuple[StagePlan, ...]) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.ir.plan import SPLIT_BACKWARD
+from planner.ir.plan import SPLIT_BACKWARD, Prediction, StagePlan
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
@@ -30,6 +30,8 @@ SOON_S = 1.0
 """A mixture of paths that takes no longer than this belongs to the first look, which lasts as much longer."""
 FRUITLESS, SELDOM = 8, 4
 """After so many solutions whose plans were no better, a plan is made of every fourth only."""
+WORTH_REGROUPING = 1.02
+"""A plan that is no slower than this many times the target is tried under all ZeRO groups."""
 REPEATS = 4
 """So often a solution that does not fit after all is sought again with less memory."""
 
@@ -75,7 +77,7 @@ def count(sketches: Iterable[Sketch], scope: Scope, target_s: float = math.inf) 
 
 @dataclass
 class Kin:
-    """Candidates that share mesh, micro-batch and ZeRO group, and with them most of what counting needs; none of them counted.
+    """Candidates that share mesh, micro-batch and ZeRO groups, and with them most of what counting needs; none of them counted.
     ``sketches``: by bound."""
 
     sketches: tuple[Sketch, ...]
@@ -98,16 +100,17 @@ def kin_of(sketches: Iterable[Sketch]) -> list[Kin]:
     found: dict[object, list[Sketch]] = {}
     for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
         candidate = sketch.candidate
-        key = candidate.mesh, candidate.micro, candidate.zero_group, candidate.schedule in SPLIT_BACKWARD
+        groups = candidate.zero_groups, candidate.once_groups
+        key = candidate.mesh, candidate.micro, groups, candidate.schedule in SPLIT_BACKWARD
         found.setdefault(key, []).append(sketch)
     return [Kin(tuple(members)) for members in found.values()]
 
 
 @dataclass
 class Attempt:
-    """A chain of a candidate under way, or several as one: first its relaxation, then branches of it. ``bound`` of its step is
-    always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told apart. ``whole``: it is no
-    part of another."""
+    """A chain of a candidate under way, or several, or several ZeRO groups, as one: first its relaxation, then branches of it.
+    ``bound`` of its step is always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told
+    apart. ``whole``: it is no part of another."""
 
     tasks: tuple[Task, ...]
     counts: Counts
@@ -142,7 +145,7 @@ class Attempt:
         return Attempt(self.tasks, counts, counts.bound + self.tied_s, self.slice_s, Branches(counts, given), whole=False)
 
     def apart(self, scope: Scope) -> list[Attempt]:
-        """An attempt for each of its chains."""
+        """An attempt for each of its chains, or ZeRO groups."""
         family = scope.family(self.candidate)
         assert family is not None
         bundles = family.apart([task.chain for task in self.tasks])
@@ -179,7 +182,7 @@ class Attempt:
         def found(counts: Counts) -> float:
             before_s = target()
             if counts.exact or self._fruitless < FRUITLESS or self._fruitless % SELDOM == 0:
-                self._report(counts, report, before_s)
+                self._report(counts, report, target)
             self._fruitless = 0 if target() < before_s else self._fruitless + 1
             return -math.inf if self.mixed else target() - self.tied_s
 
@@ -189,16 +192,16 @@ class Attempt:
         self.slice_s *= 2
         return not unfinished
 
-    def _report(self, counts: Counts, report: Look, target_s: float) -> None:
-        """The plan of a solution, or one near it; of several chains, whether it may be quicker than the target."""
+    def _report(self, counts: Counts, report: Look, target: Callable[[], float]) -> None:
+        """The plan of a solution, or one near it; of several chains or groups, whether one may be quicker than the target."""
         if not counts.exact:
-            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target_s, near=False)
-        elif len(self.tasks) > 1:
-            self.mixed |= counts.simulated_s + self.tied_s < target_s
-        else:
-            prediction = try_stages(self.tasks[0], counts.stages(), report)
-            if not prediction.fits:
-                counts.tighten(prediction.peak_memory_bytes - prediction.memory_limit_bytes)
+            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target(), near=False)
+            return
+        predictions = _try_each(self.tasks[0].each, counts.stages(), report) if len(self.tasks) == 1 else []
+        if len(self.tasks) > 1 or len(self.tasks[0].chain.zero_groups) > 1:
+            self.mixed |= counts.simulated_s + self.tied_s < target()
+        elif not predictions[0].fits:
+            counts.tighten(predictions[0].peak_memory_bytes - predictions[0].memory_limit_bytes)
 
     def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float, *, near: bool) -> None:
         """Plans with the best of these cuts, as far as they may be quicker than the target: for each ZeRO stage of tied
@@ -223,13 +226,22 @@ class Attempt:
         """The cuts of a plan that fits, which was told of."""
         shape = self.counts.shape
         for _ in range(REPEATS):
-            best = Cutter(task.chain, shape, self.patterns).quickest(cuts, limit_s, near=near)
+            first, *others = task.each
+            best = Cutter(first.chain, shape, self.patterns).quickest(cuts, limit_s, near=near)
             if best is None:
                 return None
             polish, bounds = best
-            prediction = try_stages(task, polish.shares.stages(polish.counts, bounds), report)
+            stages = polish.shares.stages(polish.counts, bounds)
+            prediction = try_stages(first, stages, report)
             if prediction.fits:
+                if prediction.step_s < WORTH_REGROUPING * limit_s:
+                    _try_each(others, stages, report)
                 return bounds
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
         return None
+
+
+def _try_each(tasks: Iterable[Task], stages: tuple[StagePlan, ...], report: Look) -> list[Prediction]:
+    """The same stages under several ZeRO groups, those that have all of their choices."""
+    return [try_stages(task, stages, report) for task in tasks if task.has(stages)]

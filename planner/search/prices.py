@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cost_models.collectives import span_of
 from cost_models.live import both_at_once
 from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, price_graph
-from planner.costing.graphs import LeastCosts, StateCosts, least_costs, state_costs
+from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph, StateCost
@@ -27,10 +28,11 @@ from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
-from planner.search.allowed import Allowed, union_of
+from planner.search.allowed import ONCE, Allowed, union_of
 from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
 from planner.search.closed_form import Least, closed_form
 from planner.search.engine import planning_engine
+from planner.search.groups import seconds_and_bytes, with_copies, without_beaten
 from planner.search.request import Request
 
 HUGE_MICROBATCH = 4096
@@ -38,6 +40,8 @@ HUGE_MICROBATCH = 4096
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
 Placements = Mapping[str, BodyPlacement]
+Held = tuple[int, int, int, tuple[tuple[int, ...], tuple[int, ...]], bool, bool]
+"""What decides the prices of parameters."""
 Unit = tuple[int, int]
 """A tensor degree and a reference micro-batch."""
 
@@ -91,9 +95,10 @@ class Prices:
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
         self._first: dict[tuple[int, int], CostedGraph] = {}
-        self._states: dict[tuple[int, int, int, int, bool, bool], tuple[StateCosts, ...]] = {}
+        self._states: dict[Held, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
+        self._unbeaten: dict[Held, tuple[int, ...]] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
@@ -104,7 +109,7 @@ class Prices:
         return _again, (state,)
 
     def __call__(self, candidate: Candidate) -> CostedGraph | None:
-        """The prices of a candidate's group; None where its tensor degree has no feasible placement."""
+        """The prices of a candidate of one ZeRO group; None where its tensor degree has no feasible placement."""
         if candidate.group not in self._costed:
             self._costed[candidate.group] = self._price(candidate)
         return self._costed[candidate.group]
@@ -179,36 +184,63 @@ class Prices:
         self._placed[unit] = placed
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
-        """What parameters cost under every option."""
-        mesh, key = candidate.mesh, self._held_alike(candidate)
-        home = self._home(mesh.tensor)
-        states = home._states if home.cluster.levels == self.cluster.levels else self._states
+        """What parameters cost under every option, in one ZeRO group."""
+        states, key = self._states_beside(candidate.mesh.tensor), self._held_alike(candidate)
         if key not in states:
-            states[key] = state_costs(
-                self.graph, self.options(mesh.tensor), self.cluster, mesh, self.request.precision, candidate.zero_group,
-                candidate.accumulation,
-            )
+            (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
 
+    def _states_beside(self, tensor: int) -> dict[Held, tuple[StateCosts, ...]]:
+        """Where what parameters cost beside a tensor degree is kept."""
+        home = self._home(tensor)
+        return home._states if home.cluster.levels == self.cluster.levels else self._states
+
+    def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
+        """In each ZeRO group of a candidate."""
+        return states_by_group(
+            self.graph, self.options(candidate.mesh.tensor), self.cluster, candidate.mesh, self.request.precision,
+            candidate.groups, candidate.accumulation, stages,
+        )
+
+    def without_beaten(self, candidate: Candidate) -> Candidate:
+        """Less the ZeRO groups that another beats."""
+        if not candidate.once_groups or not self.options(candidate.mesh.tensor):
+            return candidate
+        key = self._held_alike(candidate)
+        if key not in self._unbeaten:
+            self._unbeaten[key] = self._found_unbeaten(candidate)
+        return candidate.with_groups(candidate.zero_groups, self._unbeaten[key])
+
+    def _found_unbeaten(self, candidate: Candidate) -> tuple[int, ...]:
+        """Their parameters are priced then: where every rank has all of them, they cost the same whatever the group."""
+        priced = self._states_of(candidate, (1,))
+        kept = without_beaten(candidate, priced, partial(seconds_and_bytes, planning_engine()))
+        copies = self.states(candidate.first)
+        for group, option in zip(candidate.groups, priced, strict=True):
+            if group in kept:
+                alone = candidate.with_groups((), (group,))
+                self._states_beside(candidate.mesh.tensor)[self._held_alike(alone)] = with_copies(option, copies)
+        return kept
+
     @staticmethod
-    def _held_alike(candidate: Candidate) -> tuple[int, int, int, int, bool, bool]:
-        """What decides the prices of parameters."""
-        mesh = candidate.mesh
-        return mesh.data, mesh.tensor, mesh.data_stride, candidate.zero_group, mesh.pipeline > 1, candidate.accumulation > 1
+    def _held_alike(candidate: Candidate) -> Held:
+        mesh, groups = candidate.mesh, (candidate.zero_groups, candidate.once_groups)
+        return mesh.data, mesh.tensor, mesh.data_stride, groups, mesh.pipeline > 1, candidate.accumulation > 1
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
         if not self.options(candidate.mesh.tensor):
             return float("inf")
-        allowed = union_of(allowed_choices(candidate, self.request.constraints, self.graph))
+        allowed = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph))
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
-        key = (candidate.mesh, candidate.micro, candidate.zero_group, candidate.accumulation > 1, allowed, together)
+        groups = candidate.zero_groups, candidate.once_groups
+        key = (candidate.mesh, candidate.micro, groups, candidate.accumulation > 1, allowed, together)
         if key not in self._least:
             self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
-        """``together``: gradients are there beside live micro-batches."""
+        """``allowed``: to the first of its ZeRO groups; ``together``: gradients are there beside live micro-batches."""
         samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
         held, blocks = self._least_states(candidate, allowed.zero, together), []
         for name, count in self._counts.items():
@@ -220,13 +252,14 @@ class Prices:
         return blocks
 
     def _least_states(self, candidate: Candidate, stages: tuple[int, ...], together: bool) -> dict[str, _Held]:
-        """By body, the least over options and ZeRO stages."""
+        """By body, the least over ZeRO groups, options and ZeRO stages."""
         key = (self._held_alike(candidate), stages, together)
         if key not in self._least_held:
-            states = self.states(candidate)
+            states = [option for each in candidate.each for option in self.states(each)]
+            bodies = {name: [option[name] for option in states] for name in self._counts}
             self._least_held[key] = {
-                name: _least_state([option[name][zero] for option in states for zero in stages], together)
-                for name in self._counts
+                name: _least_state([each[zero] for each in held for zero in stages if zero in each], together)
+                for name, held in bodies.items()
             }
         return self._least_held[key]
 

@@ -246,6 +246,7 @@ def search(
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     cluster = request.limited(cluster)
     candidates = enumerate_candidates(graph, cluster, request)
+    counted = sum(len(candidate.each) for candidate in candidates)
     state = _State(Best(request.gap, look), news)
     try:
         if len(candidates) >= MANY:
@@ -254,6 +255,7 @@ def search(
         prices = own if costing is None else costing
         if costing is None:
             place(own, state.helper)
+            candidates = [own.without_beaten(candidate) for candidate in candidates]
         bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.kin.extend(kin_of(possible))
@@ -276,7 +278,7 @@ def search(
     assert state.best.found is not None
     plan, prediction = state.best.found
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
-    return SearchResult(plan, prediction, Certificate(lower_s, len(candidates), state.solved), seconds, own)
+    return SearchResult(plan, prediction, Certificate(lower_s, counted, state.solved), seconds, own)
 
 
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:

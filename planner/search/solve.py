@@ -29,7 +29,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Task:
-    """One candidate and one chain (option and tied ZeRO stage)."""
+    """One candidate and one chain (ZeRO groups, option and tied ZeRO stage)."""
 
     candidate: Candidate
     chain: Chain
@@ -41,28 +41,42 @@ class Task:
     def engine(self) -> Engine:
         return planning_engine()
 
+    @property
+    def each(self) -> tuple[Task, ...]:
+        """Of each ZeRO group alone."""
+        return tuple(replace(self, chain=chain) for chain in self.chain.each)
+
+    def has(self, stages: tuple[StagePlan, ...]) -> bool:
+        """Whether the ZeRO stages of all blocks are priced in its chain."""
+        states, blocks = self.chain.costed.states[self.chain.option], self.chain.costed.graph.blocks
+        return all(
+            decision.zero in states[blocks[at].body]
+            for stage in stages for at, decision in enumerate(stage.decisions, stage.first)
+        )
+
     def plan(self, stages: tuple[StagePlan, ...]) -> Plan:
+        """Of a chain of one ZeRO group."""
         candidate, request, costed = self.candidate, self.request, self.chain.costed
         return Plan(
             self.names.model, self.names.model_fingerprint, self.names.cluster, self.names.cluster_fingerprint,
             request.precision, request.sequence, candidate.mesh,
             Batch(request.batch, candidate.micro, candidate.accumulation),
-            Schedule(candidate.schedule, candidate.virtual), candidate.zero_group, stages,
+            Schedule(candidate.schedule, candidate.virtual), self.chain.zero_group, stages,
             costed.placements[self.chain.option], engine=ENGINE, optimizer=request.optimizer,
         )
 
 
-def chains_of(costed: CostedGraph, candidate: Candidate, request: Request) -> tuple[Chain, ...]:
+def chains_of(priced: tuple[CostedGraph, ...], candidate: Candidate, request: Request) -> tuple[Chain, ...]:
     """One chain for each option and space of choices that the constraints leave, and each ZeRO stage that tied parameters
-    can share."""
-    constraints, chains = request.constraints, []
+    can share. ``priced``: for each of the candidate's ZeRO groups, which allow the same."""
+    constraints, chains, costed = request.constraints, list[Chain](), priced[0]
     for option, placements in enumerate(costed.placements):
         parallel = any(p.inputs and p.inputs[0].state == "shard" for p in placements.values())
         if not constraints.admits("sequence_parallel", parallel):
             continue
-        for allowed in allowed_choices(candidate, constraints, costed.graph, parallel):
-            for fixed in _tied_stages(costed, option, allowed):
-                chains.append(Chain(costed, option, replace(allowed, fixed_zero=fixed)))
+        for allowed in allowed_choices(candidate.first, constraints, costed.graph, parallel):
+            fixed = dict.fromkeys(stages for each in priced for stages in _tied_stages(each, option, allowed))
+            chains += [Chain(priced, option, replace(allowed, fixed_zero=stages), candidate.groups) for stages in fixed]
     return tuple(chains)
 
 
@@ -113,8 +127,8 @@ def try_stages(task: Task, stages: tuple[StagePlan, ...], report: Look) -> Predi
 
 
 def certain_tied_seconds(task: Task) -> float:
-    """What is paid once a step wherever the cuts are: sums of single numbers, and of tied gradients where the first and
-    the last block are on different ranks."""
+    """What is paid once a step wherever the cuts are, at least: sums of single numbers, and of tied gradients where the first
+    and the last block are on different ranks."""
     candidate, chain = task.candidate, task.chain
     graph, last = chain.costed.graph, len(chain.costed.graph.blocks) - 1
     shape = shape_of(candidate, task.cluster)
@@ -130,8 +144,9 @@ def certain_tied_seconds(task: Task) -> float:
         placement = chain.costed.placements[chain.option][body.name].parameters[index]
         elements = local_type(parameter.type, placement, candidate.mesh.tensor).elements()
         zero = dict(chain.allowed.fixed_zero)[block.body]
-        total += tied_sum_seconds(
-            task.cluster, candidate.mesh, task.request.precision, elements, zero, candidate.zero_group, ends
+        total += min(
+            tied_sum_seconds(task.cluster, candidate.mesh, task.request.precision, elements, zero, group, ends)
+            for group in chain.zero_groups
         )
     return total
 

@@ -52,6 +52,12 @@ class Table:
         """Less the choices that another beats or equals in everything."""
         return self.rows(pareto(self.columns))
 
+    def one_of_each(self) -> Table:
+        """One row for each name, as good as any of that name in everything."""
+        rows = [np.flatnonzero([name == each for each in self.names]) for name in dict.fromkeys(self.names)]
+        least = np.array([self.columns[row].min(axis=0) for row in rows])
+        return Table(least[:, :PEAK], least[:, PEAK], least[:, LASTING], tuple(self.names[row[0]] for row in rows))
+
 
 def pareto(points: Floats) -> NDArray[np.int64]:
     """Rows that no other row beats or equals in every column (smaller is better), earlier rows first among equals."""

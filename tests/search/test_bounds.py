@@ -131,13 +131,13 @@ def _check_bounds(case: Case, costed: CostedGraph, best: Prediction | None) -> N
     """Each look at the chains of the case, the target just above the best plan."""
     cluster = make_cluster(case.pipeline * case.data, _memory(case))
     mesh = Mesh(pipeline=case.pipeline, data=case.data)
-    candidate = Candidate(mesh, 1, case.microbatches, case.schedule, case.virtual, case.data)
+    candidate = Candidate(mesh, 1, case.microbatches, case.schedule, case.virtual, (case.data,))
     shape = Shape(case.schedule, case.pipeline, case.virtual, case.microbatches, _memory(case))
     target = math.inf if best is None else best.step_s * (1 + SLACK)
     met = math.inf
     for zero in case.zeros if case.tied else (None,):
         fixed = () if zero is None else (("e", zero), ("h", zero))
-        chain = Chain(costed, 0, Allowed(case.levels, case.zeros, fixed))
+        chain = Chain((costed,), 0, Allowed(case.levels, case.zeros, fixed), (case.data,))
         stream = stream_of((chain,), candidate.mesh, cluster, case.engine)
         assert stream is not None
         request = Request(case.microbatches * case.data, 4, "fp32")

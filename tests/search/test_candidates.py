@@ -32,7 +32,7 @@ def divisors(number: int) -> list[int]:
 def test_every_divisor_is_a_degree() -> None:
     """Tensor ranks over several nodes among them, and as many virtual stages as there are blocks for."""
     found = enumerate_candidates(make_graph(BLOCKS), nodes_of(2), Request(BATCH, 4, "fp32"))
-    usual = {c for c in found if c.mesh.order == AXIS_ORDERS[0] and c.zero_group == c.mesh.data}
+    usual = [c for c in found if c.mesh.order == AXIS_ORDERS[0]]
     wanted = {
         (pipeline, tensor, micro, schedule, virtual)
         for pipeline in divisors(DEVICES) for tensor in divisors(DEVICES // pipeline)

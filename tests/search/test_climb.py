@@ -21,7 +21,7 @@ CANDIDATES = enumerate_candidates(make_graph("abbbbbbbbc"), make_cluster(8, 1000
 
 def test_what_is_near() -> None:
     climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is))
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "1f1b", 1, 2)
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "1f1b", 1, (2,))
     near = set(climb._neighbours(start))
     of_mesh = {c for c in near if c.mesh == start.mesh}
     assert {c.micro for c in of_mesh} == {1, 2, 3}
@@ -29,12 +29,21 @@ def test_what_is_near() -> None:
     assert {(c.schedule, c.virtual) for c in of_mesh if c.micro == 2} == every
     moved = {(c.mesh.pipeline, c.mesh.data, c.mesh.tensor) for c in near - of_mesh}
     assert moved == {(1, 4, 2), (1, 2, 4), (4, 1, 2), (2, 1, 4), (4, 2, 1), (2, 4, 1)}
-    assert all(c.zero_group == c.mesh.data for c in near)
+
+
+def test_as_many_stages_on_other_ranks() -> None:
+    """A factor moved from pipeline ranks to virtual stages or the other way round: it is looked at last."""
+    climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 4, (2,))
+    near = set(climb._restaged(start))
+    assert {(c.mesh.pipeline, c.virtual) for c in near} == {(4, 2), (2, 4)}
+    assert {(c.mesh.data, c.mesh.tensor) for c in near if c.mesh.pipeline == 4} == {(1, 2), (2, 1)}
+    assert all(c.schedule == start.schedule and (c.micro == 2 or c.accumulation == 6) for c in near)
 
 
 def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps that fall towards one candidate, from every other; none is probed twice."""
-    goal = Candidate(Mesh(pipeline=4, data=2, tensor=1), 3, 4, "interleaved-1f1b", 2, 2)
+    goal = Candidate(Mesh(pipeline=4, data=2, tensor=1), 3, 4, "interleaved-1f1b", 2, (2,))
     assert goal in CANDIDATES
     best, probed = [math.inf], []
 

@@ -55,7 +55,7 @@ def test_no_choice_that_fits_is_excluded() -> None:
         names = "e" * ends + "b" * blocks + "h" * ends
         costed = make_costed(make_graph(list(names)), number, zeros=zeros, levels=levels)
         mesh, cluster = Mesh(pipeline=pipeline, data=2), make_cluster(2 * pipeline, room)
-        stream = stream_of((Chain(costed, 0, Allowed(levels, zeros, ())),), mesh, cluster, planning_engine())
+        stream = stream_of((Chain((costed,), 0, Allowed(levels, zeros, ()), (2,)),), mesh, cluster, planning_engine())
         assert stream is not None
         shape = Shape("1f1b" if virtual == 1 else "interleaved-1f1b", pipeline, virtual, 2 * pipeline, 0)
         # What is there beside the blocks takes the rest.

@@ -33,9 +33,9 @@ def made(shape: tuple[ScheduleName, int, int, int], seed: int, memory: int) -> t
     graph = make_graph(f"a{'b' * (2 * pipeline * virtual)}c")
     costed = make_costed(graph, seed, zeros=(0, 1, 2, 3), crossing=5)
     cluster = make_cluster(2 * pipeline, memory)
-    candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, 2)
+    candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, (2,))
     request = Request(2 * microbatches, 4, "fp32")
-    return Task(candidate, chains_of(costed, candidate, request)[0], cluster, request, NAMES), costed, cluster
+    return Task(candidate, chains_of((costed,), candidate, request)[0], cluster, request, NAMES), costed, cluster
 
 
 def polishes(task: Task) -> list[Polish]:

@@ -1,0 +1,52 @@
+"""ZeRO groups that matter: those that no other beats in all that parameters cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hardware_profiles import Engine
+from planner.ir.costed import StateCost
+from planner.search.candidates import Candidate
+from planner.search.tables import Floats
+
+Held = Sequence[Mapping[str, Mapping[int, StateCost]]]
+"""Of each option of placements and body: what its parameters cost under ZeRO stages."""
+Costs = tuple[float, ...]
+
+
+def without_beaten(candidate: Candidate, priced: Sequence[Held], costs_of: Callable[[StateCost], Costs]) -> tuple[int, ...]:
+    """Of its ``once_groups``, less those under which nothing costs less than under a larger group: their plans are no worse
+    under that one. (Sums of tied gradients over stages move less, the larger the group.) ``priced``: for each of its groups;
+    stage 1 is all that tells them apart. ``costs_of``: what matters of it."""
+    known: list[tuple[int, Floats]] = []
+    kept: list[int] = []
+    for group, held in zip(candidate.groups, priced, strict=True):
+        distinct = {id(stages): stages[1] for option in held for stages in option.values()}
+        costs = np.array([costs_of(state) for state in distinct.values()])
+        if group in candidate.once_groups and not any(larger >= group and (other <= costs).all() for larger, other in known):
+            kept.append(group)
+        known.append((group, costs))
+    return tuple(kept)
+
+
+def with_copies(sharded: Held, copies: Held) -> tuple[Mapping[str, Mapping[int, StateCost]], ...]:
+    """The stages of ``sharded``, and stage 0, under which groups do not matter, of another group (``copies``). What options
+    share is one object still."""
+    both = {
+        id(stages): {0: copies[at][name][0], **stages} for at, option in enumerate(sharded) for name, stages in option.items()
+    }
+    return tuple({name: both[id(stages)] for name, stages in option.items()} for option in sharded)
+
+
+def seconds_and_bytes(engine: Engine, state: StateCost) -> Costs:
+    """Where nothing hides gradients, they and the update are one time."""
+    once_s = engine.gradients_floor * state.once_comm_s + state.optimizer_s
+    once = (once_s,) if engine.gradients_hidden == 0 else (state.once_comm_s, state.optimizer_s)
+    return *once, state.forward_comm_s, state.backward_comm_s, *bytes_alone(state)
+
+
+def bytes_alone(state: StateCost) -> Costs:
+    """All the time, once there are gradients, transient ones, and those of them that stay."""
+    return state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, state.gather_bytes, state.lasting_bytes

@@ -1,0 +1,192 @@
+"""ZeRO groups: which are candidates, which are left out, and that none of those was needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import astuple, dataclass, replace
+
+import pytest
+
+from hardware_profiles import resolve_cluster
+from planner.constraints_text import parse_constraints
+from planner.costing.graphs import state_costs
+from planner.evaluate import evaluate
+from planner.ir.costed import CostedGraph, StateCost
+from planner.ir.errors import NoPlanFits
+from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
+from planner.search import Request, parse_pins, search
+from planner.search.candidates import Candidate, enumerate_candidates
+from planner.search.engine import planning_engine
+from planner.search.families import Scope
+from planner.search.prices import Prices
+from planner.search.solve import Fingerprints
+from tests.costing.test_measured_memory import graph_of
+from tests.oracles.exhaustive_plan import best_plan
+from tests.search.made import make_cluster, make_costed, make_graph
+
+NAMES = Fingerprints("made", "", "made", "")
+
+
+def groups_of(*conditions: str, nodes: int = 4) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Of all candidates with 8 data ranks on nodes of 8 / ``nodes`` devices."""
+    cluster = replace(resolve_cluster(f"dgx-h100:{nodes}"), devices_per_node=8 // nodes)
+    request = Request(8, 4, "fp32", parse_constraints(["data=8", *conditions]))
+    return {(c.zero_groups, c.once_groups) for c in enumerate_candidates(make_graph("eaah"), cluster, request)}
+
+
+def test_every_divisor_is_a_group() -> None:
+    assert groups_of() == {((8, 2), (4,))}
+    assert groups_of(nodes=1) == {((8,), (4, 2))}
+    assert groups_of("zero=0") == {((8,), ())}
+    assert groups_of("zero=1") == {((8, 2), (4,))}
+    assert groups_of("zero=3") == {((8, 2), ())}, "where blocks send for every micro-batch"
+
+
+def test_constraints_on_groups() -> None:
+    """Those that they admit, with all stages; sharding over one rank allows other choices than over several."""
+    assert groups_of("zero_group<=4") == {((4, 2), ()), ((1,), ())}
+    assert groups_of("zero_group=4") == {((4,), ())}
+    # Where one group may not have a stage, it is another candidate.
+    request = Request(8, 4, "fp32", parse_constraints(["data=8"], ["zero_group=4, zero=3"]))
+    found = enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:1"), request)
+    assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {(8, 2), (4,), (1,)}
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """Prices that differ in what parameters cost under a ZeRO group."""
+
+    whole: CostedGraph
+    smaller: CostedGraph
+
+    def __call__(self, candidate: Candidate) -> CostedGraph:
+        return self.whole if candidate.zero_group == candidate.mesh.data else self.smaller
+
+
+def by_group(seed: int, chain: str) -> ByGroup:
+    """Under the smaller group stage 1 is quicker and takes more memory."""
+    draw = random.Random(seed)
+    whole = make_costed(make_graph(chain), seed, zeros=(0, 1, 3), crossing=4)
+    part, more = draw.uniform(0.2, 1.2), draw.randint(0, 60)
+
+    def smaller(states: dict[int, StateCost]) -> dict[int, StateCost]:
+        one = replace(states[1], once_comm_s=part * states[1].once_comm_s, optimizer_bytes=states[1].optimizer_bytes + more)
+        return {**states, 1: one}
+
+    states = tuple({name: smaller(dict(each)) for name, each in option.items()} for option in whole.states)
+    return ByGroup(whole, replace(whole, states=states))
+
+
+def best_of_each(prices: ByGroup, memory: int, schedule: ScheduleName, pipeline: int) -> dict[int, tuple[Plan, Prediction]]:
+    """Every plan of either group, evaluated: the smaller group's without stage 3."""
+    found = {}
+    for group, costed, zeros in ((4, prices.whole, (0, 1, 3)), (2, prices.smaller, (0, 1))):
+        template = Plan(
+            "made", "", "made", "", "fp32", 4, Mesh(pipeline=pipeline, data=4), Batch(16, 1, 4), Schedule(schedule, 1), group,
+            (), costed.placements[0],
+        )
+        choices = tuple(BlockDecision(zero, level) for zero in zeros for level in ("none", "full"))
+        best = best_plan(template, costed, make_cluster(4 * pipeline, memory), choices)
+        if best is not None:
+            found[group] = best
+    return found
+
+
+def solved(prices: ByGroup, memory: int, schedule: ScheduleName, pipeline: int, chain: str) -> tuple[int, float, float] | None:
+    """The group of the plan that is found, its step and the bound."""
+    pins = parse_pins([f"pipeline={pipeline}", f"schedule={schedule}", "tensor=1", "virtual=1", "microbatch=1", "data=4"])
+    cluster = make_cluster(4 * pipeline, memory)
+    try:
+        result = search(make_graph(chain), cluster, Request(16, 4, "fp32", pins, gap=1e-4), costing=prices)
+    except NoPlanFits:
+        return None
+    costed = prices.whole if result.plan.zero_group == 4 else prices.smaller
+    assert evaluate(result.plan, costed, cluster) == result.prediction
+    return result.plan.zero_group, result.prediction.step_s, result.lower_bound_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("1f1b", 2), ("gpipe", 2)])
+def test_the_best_group_is_found(schedule: ScheduleName, pipeline: int) -> None:
+    """Against every plan of every group; now the one is better, now the other, and they are not mixed."""
+    winners = set()
+    for seed in range(24):
+        chain, memory = "eaa", 150 + 40 * seed % 700
+        prices = by_group(seed, chain)
+        expected, found = best_of_each(prices, memory, schedule, pipeline), solved(prices, memory, schedule, pipeline, chain)
+        assert (found is None) == (not expected)
+        if found is not None:
+            group, step_s, bound_s = found
+            best = min(expected, key=lambda each: expected[each][1].step_s)
+            best_s = expected[best][1].step_s
+            assert bound_s <= best_s * (1 + 1e-6), "the bound excludes a real plan"
+            assert step_s <= best_s * (1 + 1e-4)
+            if all(other == best or expected[other][1].step_s > best_s * 1.001 for other in expected):
+                assert group == best
+                winners.add(group)
+    assert winners == {2, 4}
+
+
+def test_several_groups_are_no_worse_than_any() -> None:
+    """In everything, as long as they are one chain; which is parted until each is alone."""
+    prices = by_group(3, "eaaah")
+    candidate = Candidate(Mesh(pipeline=1, data=8), 1, 4, "1f1b", 1, (8,), (4, 2))
+    scope = Scope(prices.whole.graph, prices, make_cluster(8, 10**6), Request(32, 4, "fp32"), NAMES)
+    family = scope.family(candidate)
+    assert family is not None
+    (chain,) = family.chains
+    assert chain.zero_groups == (8, 4, 2) and [each.zero_groups for each in chain.each] == [(8,), (4,), (2,)]
+    for run, (_, joined) in enumerate(chain.single):
+        rows = dict(zip(joined.names, joined.columns, strict=True))
+        for each in chain.each:
+            own = each.single[run][1]
+            assert all((rows[name] <= row).all() for name, row in zip(own.names, own.columns, strict=True))
+        assert all(3 not in each.single[run][1].names for each in chain.each[1:])
+    parts = [bundle.chains for bundle in family.apart((chain,))]
+    assert [[each.zero_groups for each in part] for part in parts] == [[(8,)], [(4, 2)]]
+    assert family.chosen({parts[1][0].name}) == list(parts[1])
+    assert [each.zero_groups for each in family.chosen({each.name for each in chain.each})] == [(8,), (4,), (2,)]
+
+
+def test_a_group_that_is_left_out_is_beaten_in_everything() -> None:
+    """By a larger one; and a group that is kept is not."""
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("dgx-h100:16")
+    request = Request(512, graph.sequence, "fp32")
+    candidates = enumerate_candidates(graph, cluster, request)
+    prices, engine = Prices(graph, cluster, request, candidates), planning_engine()
+    kept_and_left = [0, 0]
+    for candidate in {c.mesh: c for c in candidates if c.once_groups and c.mesh.tensor <= 2}.values():
+        kept = prices.without_beaten(candidate)
+        assert kept.zero_groups == candidate.zero_groups
+        costs = {
+            group: [
+                _costs(state[1])
+                for option in state_costs(
+                    graph, prices.options(candidate.mesh.tensor), cluster, candidate.mesh, "fp32", group, candidate.accumulation
+                )
+                for state in option.values()
+            ]
+            for group in candidate.groups
+        }
+        assert engine.gradients_hidden == 0
+        for group in candidate.once_groups:
+            beaten = any(_no_worse(costs[other], costs[group]) for other in candidate.groups if other > group)
+            assert beaten == (group not in kept.once_groups)
+            kept_and_left[beaten] += 1
+        for each in kept.each:
+            alone = state_costs(
+                graph, prices.options(candidate.mesh.tensor), cluster, candidate.mesh, "fp32", each.zero_group,
+                candidate.accumulation, (0, 1) if each.once_groups else (0, 1, 2, 3),
+            )
+            assert prices.states(each) == alone
+    assert min(kept_and_left) > 3
+
+
+def _costs(state: StateCost) -> tuple[float, ...]:
+    """All of a state, the update and what is sent once as one time."""
+    floor = planning_engine().gradients_floor
+    return *astuple(replace(state, once_comm_s=0.0, optimizer_s=0.0)), floor * state.once_comm_s + state.optimizer_s
+
+
+def _no_worse(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> bool:
+    return all(a <= b for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True))
