@@ -23,7 +23,7 @@ from planner.search.climb import Climb
 from planner.search.families import Costing, Scope
 from planner.search.helper import Answer, Helper, started
 from planner.search.nodes import Attempt, Kin, Sketch, kin_of
-from planner.search.placing import place
+from planner.search.placing import Bounds, place
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
@@ -253,10 +253,11 @@ def search(
             state.start()
         own = Prices(graph, cluster, request, candidates, known=known)
         prices = own if costing is None else costing
+        bounds = dict.fromkeys(candidates, 0.0)
         if costing is None:
-            place(own, state.helper)
-            candidates = [own.without_beaten(candidate) for candidate in candidates]
-        bounds = {candidate: own.bound(candidate) if costing is None else 0.0 for candidate in candidates}
+            bounding = Bounds(own, candidates)
+            place(own, state.helper, bounding.some)
+            bounds = bounding.all()
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.kin.extend(kin_of(possible))
         costed = time.perf_counter()
@@ -268,7 +269,7 @@ def search(
         climb.begin(deadline)
         _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
         if state.best.found is None:
-            found = last_resort(candidates, prices, graph, cluster, request, names, deadline, look)
+            found = last_resort(list(bounds), prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
         state.last_words(scope)

@@ -26,7 +26,7 @@ from planner.search.climb import Climb
 from planner.search.families import Scope
 from planner.search.helper import Answer, Helper, Placed, ahead
 from planner.search.nodes import Attempt, Kin, Sketch, count
-from planner.search.placing import place
+from planner.search.placing import Bounds, place
 from planner.search.prices import Prices, Unit
 from planner.search.request import Look, as_it_is
 from tests.costing.test_measured_memory import graph_of
@@ -279,11 +279,26 @@ def test_two_place_everything_once(
     mine: list[Unit] = []
     monkeypatch.setattr(prices, "placed", lambda unit: (mine.append(unit), prices.learn(unit, known.placed(unit))))
     helper = _Placing(known, answers)
-    place(prices, cast(Helper, helper))
+    place(prices, cast(Helper, helper), lambda: False)
     assert not prices.unplaced and len(mine) == here and helper.waited == waited and helper.taken == mine
     for tensor in (2, 4):
         monkeypatch.undo()
         assert prices.options(tensor) == known.options(tensor)
+
+
+def test_bounds_are_found_meanwhile() -> None:
+    """Of degrees that are placed; in the end of all candidates, in their order."""
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:2x4")
+    request = Request(16, graph.sequence, "fp32")
+    candidates = enumerate_candidates(graph, cluster, request)
+    prices, known = (Prices(graph, cluster, request, candidates) for _ in range(2))
+    bounds = Bounds(prices, candidates)
+    assert bounds.some() and not bounds.some(), "one rank needs no placement, the others do"
+    helper, units = _Placing(known, (1, 1)), len(prices.unplaced)
+    place(prices, cast(Helper, helper), bounds.some)
+    assert 0 < len(helper.taken) < units and not prices.unplaced
+    wanted = {known.without_beaten(candidate): known.bound(known.without_beaten(candidate)) for candidate in candidates}
+    assert list(bounds.all().items()) == list(wanted.items()) and len(wanted) == len(candidates)
 
 
 def test_a_process_that_was_started_ahead_is_taken_or_ended() -> None:
