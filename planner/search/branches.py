@@ -26,6 +26,7 @@ from planner.search.effort import Effort
 from planner.search.layings import Layings, layings_of
 from planner.search.linear import Floats
 from planner.search.patterns import Patterns
+from planner.search.together import RankCosts
 
 PATIENCE, PROGRESS = 20, 0.03
 """A branch is parted where so many solutions, each with longer paths than the last, raise its bound by less than this part of
@@ -37,6 +38,8 @@ MOST_LEAVES = 100
 SHORT = 500
 """Layings of a schedule of more actions are told apart before it is relaxed, those of others where real variables have not said
 enough: these are quicker then."""
+SOON_ACTIONS = 60_000_000
+"""Actions times cases that are simulated to tell layings that are few apart by choices too, before each gets a program."""
 SOON = 1
 """After so many looks at a leaf's whole numbers that came to no end, its choices are told apart, where that is possible."""
 REPEATS = 4
@@ -215,7 +218,20 @@ class Branches:
         found = patterns.find(costs, effort.target_s)
         if found is None or len(found.counts) > MOST_LEAVES:
             return False
-        return self._lay_out(patterns, list(found.counts), np.maximum(found.seconds, bound), effort)
+        left = self._left_by_choices(patterns, costs, found.counts, effort)
+        return self._lay_out(patterns, list(found.counts[left]), np.maximum(found.seconds, bound)[left], effort)
+
+    def _left_by_choices(
+        self, patterns: Patterns, costs: RankCosts, found: NDArray[np.int64], effort: Effort
+    ) -> NDArray[np.bool_]:
+        """[layings]: those that what ranks take in all leaves too, where that is soon found out."""
+        every = np.ones(len(found), dtype=bool)
+        layings = layings_of(patterns, costs, self.counts.paths, effort.target_s) if len(found) else None
+        if layings is None:
+            return every
+        layings.most_actions = SOON_ACTIONS
+        _, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
+        return np.array([tuple(each) in layings.found for each in found.tolist()], dtype=bool) if done else every
 
     def _lay_out(self, patterns: Patterns, found: Sequence[NDArray[np.int64]], bounds: Floats, effort: Effort) -> bool:
         """Make leaves of layings, by blocks of the run on each stage, none quicker than its bound; whether there was time."""

@@ -243,7 +243,7 @@ def allowed_choices(
 ) -> tuple[Allowed, ...]:
     """The spaces of ZeRO stages and recomputation that constraints and schedule leave to a candidate of one ZeRO group (see
     :func:`alternatives`). ``sequence_parallel``: None where that is not known yet."""
-    decided = candidate.decided
+    decided = candidate.decided if constraints.forbidden else {}  # Of no use to conditions alone.
     if sequence_parallel is not None:
         decided["sequence_parallel"] = sequence_parallel
     names = tuple(block.name for block in graph.blocks) if next(constraints.patterns(), None) else ()

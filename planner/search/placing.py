@@ -17,13 +17,13 @@ class Bounds:
 
     prices: Prices
     candidates: Sequence[Candidate]
-    _left: dict[int, list[Candidate]] = field(init=False)
-    _found: dict[Candidate, tuple[Candidate, float]] = field(default_factory=dict)
+    _left: dict[int, list[int]] = field(init=False)
+    _found: list[tuple[Candidate, float]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._left = defaultdict(list)
-        for candidate in self.candidates:
-            self._left[candidate.mesh.tensor].append(candidate)
+        self._left, self._found = defaultdict(list), [(candidate, 0.0) for candidate in self.candidates]
+        for at, candidate in enumerate(self.candidates):
+            self._left[candidate.mesh.tensor].append(at)
 
     def some(self) -> bool:
         """Those of a tensor degree that is placed; whether there was one."""
@@ -37,12 +37,12 @@ class Bounds:
         """Of all candidates, in their order."""
         while self._left:
             self._bound(self._left.popitem()[1])
-        return dict(self._found[candidate] for candidate in self.candidates)
+        return dict(self._found)
 
-    def _bound(self, candidates: Sequence[Candidate]) -> None:
-        for candidate in candidates:
-            less = self.prices.without_beaten(candidate)
-            self._found[candidate] = less, self.prices.bound(less)
+    def _bound(self, places: Sequence[int]) -> None:
+        for at in places:
+            less = self.prices.without_beaten(self.candidates[at])
+            self._found[at] = less, self.prices.bound(less)
 
 
 def place(prices: Prices, helper: Helper | None, meanwhile: Callable[[], bool]) -> None:
