@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from planner.search.choices import Choices, Chosen, choices_of
 from planner.search.counts import UNTIL_MIXED, Counts
-from planner.search.effort import Effort
+from planner.search.effort import OVERTIME_S, Effort
 from planner.search.layings import Layings, layings_of
 from planner.search.linear import Floats
 from planner.search.patterns import Patterns
@@ -219,6 +219,9 @@ class Branches:
         if found is None or len(found.counts) > MOST_LEAVES:
             return False
         left = self._left_by_choices(patterns, costs, found.counts, effort)
+        # What that took must not cost the layings that are known.
+        until = max(effort.deadline, min(effort.end, time.perf_counter() + OVERTIME_S))
+        effort = replace(effort, deadline=until)
         return self._lay_out(patterns, list(found.counts[left]), np.maximum(found.seconds, bound)[left], effort)
 
     def _left_by_choices(
