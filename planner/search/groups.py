@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hardware_profiles import Engine
+from planner.costing.graphs import StateCosts
 from planner.ir.costed import StateCost
 from planner.search.candidates import Candidate
 from planner.search.tables import Floats
 
-Held = Sequence[Mapping[str, Mapping[int, StateCost]]]
-"""Of each option of placements and body: what its parameters cost under ZeRO stages."""
 Costs = tuple[float, ...]
 
 
-def without_beaten(candidate: Candidate, priced: Sequence[Held], costs_of: Callable[[StateCost], Costs]) -> tuple[int, ...]:
+def without_beaten(
+    candidate: Candidate, priced: Sequence[Sequence[StateCosts]], costs_of: Callable[[StateCost], Costs]
+) -> tuple[int, ...]:
     """Of its ``once_groups``, less those under which nothing costs less than under a larger group: their plans are no worse
-    under that one. (Sums of tied gradients over stages move less, the larger the group.) ``priced``: for each of its groups;
-    stage 1 is all that tells them apart. ``costs_of``: what matters of it."""
+    under that one. (Sums of tied gradients over stages move less, the larger the group.) ``priced``: for each of its groups,
+    of every option; stage 1 is all that tells them apart. ``costs_of``: what matters of it."""
     known: list[tuple[int, Floats]] = []
     kept: list[int] = []
-    for group, held in zip(candidate.groups, priced, strict=True):
-        distinct = {id(stages): stages[1] for option in held for stages in option.values()}
+    for group, options in zip(candidate.groups, priced, strict=True):
+        distinct = {id(stages): stages[1] for option in options for stages in option.values()}
         costs = np.array([costs_of(state) for state in distinct.values()])
         if group in candidate.once_groups and not any(larger >= group and (other <= costs).all() for larger, other in known):
             kept.append(group)
@@ -31,7 +32,7 @@ def without_beaten(candidate: Candidate, priced: Sequence[Held], costs_of: Calla
     return tuple(kept)
 
 
-def with_copies(sharded: Held, copies: Held) -> tuple[Mapping[str, Mapping[int, StateCost]], ...]:
+def with_copies(sharded: Sequence[StateCosts], copies: Sequence[StateCosts]) -> tuple[StateCosts, ...]:
     """The stages of ``sharded``, and stage 0, under which groups do not matter, of another group (``copies``). What options
     share is one object still."""
     both = {

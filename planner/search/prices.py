@@ -40,8 +40,9 @@ HUGE_MICROBATCH = 4096
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
 Placements = Mapping[str, BodyPlacement]
-Held = tuple[int, int, int, tuple[tuple[int, ...], tuple[int, ...]], bool, bool]
-"""What decides the prices of parameters."""
+StateKey = tuple[int, int, int, tuple[tuple[int, ...], tuple[int, ...]], bool, bool]
+"""What decides the prices of parameters: (data, tensor, its stride, ZeRO groups, whether there is a pipeline, and several
+micro-batches)."""
 Unit = tuple[int, int]
 """A tensor degree and a reference micro-batch."""
 
@@ -95,10 +96,10 @@ class Prices:
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
         self._first: dict[tuple[int, int], CostedGraph] = {}
-        self._states: dict[Held, tuple[StateCosts, ...]] = {}
+        self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
-        self._unbeaten: dict[Held, tuple[int, ...]] = {}
+        self._unbeaten: dict[StateKey, tuple[int, ...]] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
@@ -185,12 +186,12 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
-        states, key = self._states_beside(candidate.mesh.tensor), self._held_alike(candidate)
+        states, key = self._states_beside(candidate.mesh.tensor), self._state_key(candidate)
         if key not in states:
             (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
 
-    def _states_beside(self, tensor: int) -> dict[Held, tuple[StateCosts, ...]]:
+    def _states_beside(self, tensor: int) -> dict[StateKey, tuple[StateCosts, ...]]:
         """Where what parameters cost beside a tensor degree is kept."""
         home = self._home(tensor)
         return home._states if home.cluster.levels == self.cluster.levels else self._states
@@ -206,7 +207,7 @@ class Prices:
         """Less the ZeRO groups that another beats."""
         if not candidate.once_groups or not self.options(candidate.mesh.tensor):
             return candidate
-        key = self._held_alike(candidate)
+        key = self._state_key(candidate)
         if key not in self._unbeaten:
             self._unbeaten[key] = self._found_unbeaten(candidate)
         return candidate.with_groups(candidate.zero_groups, self._unbeaten[key])
@@ -219,11 +220,11 @@ class Prices:
         for group, option in zip(candidate.groups, priced, strict=True):
             if group in kept:
                 alone = candidate.with_groups((), (group,))
-                self._states_beside(candidate.mesh.tensor)[self._held_alike(alone)] = with_copies(option, copies)
+                self._states_beside(candidate.mesh.tensor)[self._state_key(alone)] = with_copies(option, copies)
         return kept
 
     @staticmethod
-    def _held_alike(candidate: Candidate) -> Held:
+    def _state_key(candidate: Candidate) -> StateKey:
         mesh, groups = candidate.mesh, (candidate.zero_groups, candidate.once_groups)
         return mesh.data, mesh.tensor, mesh.data_stride, groups, mesh.pipeline > 1, candidate.accumulation > 1
 
@@ -253,7 +254,7 @@ class Prices:
 
     def _least_states(self, candidate: Candidate, stages: tuple[int, ...], together: bool) -> dict[str, _Held]:
         """By body, the least over ZeRO groups, options and ZeRO stages."""
-        key = (self._held_alike(candidate), stages, together)
+        key = (self._state_key(candidate), stages, together)
         if key not in self._least_held:
             states = [option for each in candidate.each for option in self.states(each)]
             bodies = {name: [option[name] for option in states] for name in self._counts}

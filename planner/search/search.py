@@ -246,7 +246,7 @@ def search(
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     cluster = request.limited(cluster)
     candidates = enumerate_candidates(graph, cluster, request)
-    counted = sum(len(candidate.each) for candidate in candidates)
+    counted = sum(len(candidate.groups) for candidate in candidates)
     state = _State(Best(request.gap, look), news)
     try:
         if len(candidates) >= MANY:
