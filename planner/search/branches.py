@@ -122,6 +122,11 @@ class Branches:
         return tuple(given)
 
     @property
+    def movable(self) -> bool:
+        """Whether what is open says all that is known."""
+        return self._asked and self.layings is None and not any(branch.begun for _, _, branch in self.heap)
+
+    @property
     def bound(self) -> float:
         """Of T + R: of all branches, or what plans had to be quicker than to matter where they were left."""
         return min(self.heap[0][0] if self.heap else math.inf, self.finished_s)

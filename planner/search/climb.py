@@ -21,6 +21,8 @@ from planner.search.nodes import Sketch, count
 AXES = ("pipeline", "data", "tensor")
 FACTORS = (2, 3)
 """By so much a neighbour's degrees differ."""
+OF_A_KIND = 4
+"""Of neighbours that differ in virtual stages only, so many are probed."""
 
 
 def nothing() -> None:
@@ -81,24 +83,41 @@ class Climb:
         """Go on from here to the first neighbour that is quicker than all before, until none is."""
         at: Candidate | None = start
         while at is not None:
-            at = self._quicker(self._neighbours(at), deadline) or self._quicker(self._restaged(at), deadline)
+            near = self._neighbours(at), self._restaged(at)
+            at = self._quicker(at, near[0], deadline) or self._quicker(at, near[1], deadline)
         self._arrive()
 
-    def _quicker(self, near: Iterable[Candidate], deadline: float) -> Candidate | None:
-        """The first that is quicker than all before, those first that look best."""
-        fresh = sorted(set(near) - self._probed, key=self.bounds.__getitem__)
-        sketches = (Sketch(candidate, self.bounds[candidate]) for candidate in fresh)
-        return next((sketch.candidate for sketch in sketches if self._improves(sketch, deadline)), None)
+    def _quicker(self, at: Candidate, near: Iterable[Candidate], deadline: float) -> Candidate | None:
+        """The first that is quicker than all before."""
+        fresh = (Sketch(each, self.bounds[each]) for each in self._nearest(at, set(near) - self._probed))
+        return next((sketch.candidate for sketch in fresh if self._improves(sketch, deadline)), None)
+
+    def _nearest(self, at: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+        """Of candidates that differ in virtual stages only, which are much alike, some with nearly as many as ``at``: the
+        nearest of each kind first, those kinds first that look best."""
+        kinds: dict[object, list[Candidate]] = {}
+        for other in others:
+            kinds.setdefault((other.mesh, other.micro, other.schedule), []).append(other)
+        ranked = list[tuple[int, float, Candidate]]()
+        for kind in kinds.values():
+            kind.sort(key=lambda other: (abs(other.virtual - at.virtual), other.virtual))
+            ranked += [(place, self.bounds[other], other) for place, other in enumerate(kind[:OF_A_KIND])]
+        return [other for _, _, other in sorted(ranked, key=lambda each: each[:2])]
 
     def _look_near(self, deadline: float) -> None:
-        """Of the best plan and what differs from it in schedule and virtual stages only, plans with cuts near even ones."""
-        if self.best.found is None:
-            return
-        plan, _ = self.best.found
-        for candidate in sorted(self._of_mesh[plan.mesh], key=self.bounds.__getitem__):
-            if candidate.micro == plan.batch.micro:
-                self._improves(Sketch(candidate, self.bounds[candidate]), deadline, near=True)
-        self._arrive()
+        """Of the best plan and what differs from it in schedule and virtual stages only, plans with cuts near even ones; again
+        from one that is quicker."""
+        found, looked = None, set[Candidate]()
+        while self.best.found is not None and self.best.found is not found:
+            found = self.best.found
+            plan, _ = found
+            alike = [each for each in self._of_mesh[plan.mesh] if each.micro == plan.batch.micro]
+            at = min(alike, key=lambda each: (each.schedule != plan.schedule.name, abs(each.virtual - plan.schedule.virtual)))
+            for candidate in self._nearest(at, alike):
+                if candidate not in looked:
+                    looked.add(candidate)
+                    self._improves(Sketch(candidate, self.bounds[candidate]), deadline, near=True)
+            self._arrive()
 
     def _arrive(self) -> None:
         """The last plan of a climb that fits by a closer look. Those before it were only on the way: they are not looked at

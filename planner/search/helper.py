@@ -35,6 +35,9 @@ from planner.search.prices import Placements, Unit, placements_of
 from planner.search.request import Look
 from planner.workers import start_process
 
+WORTH_AGAIN = 2
+"""An attempt that had more looks is not begun anew elsewhere."""
+
 
 @dataclass(frozen=True)
 class Fresh:
@@ -173,10 +176,9 @@ class Helper:
         """The lowest bound of what it has."""
         return min((node.bound for node in self.away.values()), default=math.inf)
 
-    @property
-    def attempts(self) -> int:
-        """So many of what it has are attempts."""
-        return sum(isinstance(node, Attempt) for node in self.away.values())
+    def attempts(self, target_s: float) -> int:
+        """So many of what it has are attempts that may be quicker than the target: it looks at no others."""
+        return sum(isinstance(node, Attempt) and node.bound < target_s for node in self.away.values())
 
     def send(self, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
         """Have nodes looked at."""
@@ -193,15 +195,16 @@ class Helper:
             self._order(Order(step_s))
 
     def back(self, target_s: float) -> Attempt | None:
-        """An attempt that it has and has not looked at yet, nor looks at now: that of the highest bound below the target."""
+        """An attempt that it has and does not look at now: of those with the fewest looks so far, which begin anew here, that
+        of the highest bound below the target."""
         ranked = sorted((node.bound, name) for name, node in self.away.items() if node.bound < target_s)
-        for _, name in reversed(ranked[1:]):
-            node = self.away[name]
-            if isinstance(node, Attempt) and not node.looks:
-                self._order(Order(self._step_s, dropped=name))
-                del self.away[name]
-                return node
-        return None
+        idle = [(node, name) for node, name in ((self.away[name], name) for _, name in ranked[1:]) if isinstance(node, Attempt)]
+        node, name = min(reversed(idle), key=lambda each: each[0].looks, default=(None, -1))
+        if node is None or node.looks > WORTH_AGAIN:
+            return None
+        self._order(Order(self._step_s, dropped=name))
+        del self.away[name]
+        return node
 
     def answer(self, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         """What was found next, and of which node (none where it came back meanwhile); None while nothing is known. Raises

@@ -144,6 +144,11 @@ class Attempt:
         counts = Counts(self.counts.ranks, self.counts.pool, bound=min(branch.bound for branch in given))
         return Attempt(self.tasks, counts, counts.bound + self.tied_s, self.slice_s, Branches(counts, given), whole=False)
 
+    @property
+    def movable(self) -> bool:
+        """Whether little is lost where it is gone on with elsewhere."""
+        return not self.looks or self.branches is None or self.branches.movable
+
     def apart(self, scope: Scope) -> list[Attempt]:
         """An attempt for each of its chains, or ZeRO groups."""
         family = scope.family(self.candidate)

@@ -99,41 +99,66 @@ class _State:
 
     def pop(self) -> Node | None:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
-        many as are under way here, and :data:`SHARED` at least; where none is left here that matters, one comes back that it
-        has not come to."""
+        many as are under way here, and :data:`SHARED` at least; where there are none, further nodes are opened. Where none is
+        left here that matters, one comes back that it does not look at now."""
         target_s, helper = self.best.target(), self.helper
         while self.home_s < target_s:
             if self.kin and self.kin[0].bound <= self.home_s:
                 return self.kin.popleft()
             _, _, node = heapq.heappop(self.heap)
-            if helper is None or not isinstance(node, Attempt) or node.looks or helper.attempts > self._begun(target_s):
-                self._share(target_s)
+            if not isinstance(node, Attempt):
+                return node
+            if helper is not None and not node.looks and helper.attempts(target_s) <= self._begun(target_s):
+                helper.send([node], self.best.step_s)
+                continue
+            self._share(target_s)
+            further = self._unopened(target_s)
+            if further is None:
                 self._part(node, target_s)
                 return node
-            helper.send([node], self.best.step_s)
+            self.push(node)
+            return further
         return None if helper is None else helper.back(target_s)
 
-    def _share(self, target_s: float) -> None:
-        """Where the helper has next to nothing, give it the first attempts that nobody has looked at."""
-        while self.helper is not None and self.helper.attempts < SHARED:
-            fresh = [
-                (bound, order, node) for bound, order, node in self.heap
-                if isinstance(node, Attempt) and not node.looks and bound < target_s
-            ]
-            if not fresh:
-                return
-            first = min(fresh)
-            self.heap.remove(first)
-            heapq.heapify(self.heap)
-            self.helper.send([first[2]], self.best.step_s)
+    def _unopened(self, target_s: float) -> Kin | Sketch | None:
+        """Where the helper has next to nothing although it was given what there is, a node here with more attempts in it."""
+        if self.helper is None or self.helper.attempts(target_s) >= SHARED:
+            return None
+        if self.kin and self.kin[0].bound < target_s:
+            return self.kin.popleft()
+        found = min((each for each in self.heap if not isinstance(each[2], Attempt) and each[0] < target_s), default=None)
+        if found is None:
+            return None
+        self._take_out(found)
+        node = found[2]
+        assert not isinstance(node, Attempt)
+        return node
 
-    def _part(self, node: Node, target_s: float) -> None:
+    def _take_out(self, entry: tuple[float, int, Node]) -> None:
+        self.heap.remove(entry)
+        heapq.heapify(self.heap)
+
+    def _share(self, target_s: float) -> None:
+        """Where the helper has next to nothing, give it the first attempts that nobody has looked at, then those under way here
+        that are gone on with there as well."""
+        while self.helper is not None and self.helper.attempts(target_s) < SHARED:
+            found = [
+                (node.looks > 0, bound, order, node) for bound, order, node in self.heap
+                if isinstance(node, Attempt) and bound < target_s and node.movable
+            ]
+            if not found:
+                return
+            _, bound, order, node = min(found)
+            self._take_out((bound, order, node))
+            self.helper.send([node], self.best.step_s)
+
+    def _part(self, node: Attempt, target_s: float) -> None:
         """Where the helper still has next to nothing, or nothing that is as far from proven, give it a part of the attempt that
         is looked at here."""
         helper = self.helper
-        if helper is None or not isinstance(node, Attempt) or not node.looks:
+        if helper is None or not node.looks:
             return
-        if helper.attempts < SHARED or target_s - helper.least_s < NEARER * (target_s - node.bound):
+        if helper.attempts(target_s) < SHARED or target_s - helper.least_s < NEARER * (target_s - node.bound):
             part = node.part(target_s)
             if part is not None:
                 helper.send([part], self.best.step_s)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from planner.ir.plan import Mesh
+from planner.ir.plan import Batch, Mesh, Schedule
 from planner.search import climb as climbing
 from planner.search.best import Best
 from planner.search.candidates import Candidate, enumerate_candidates
@@ -39,6 +41,44 @@ def test_as_many_stages_on_other_ranks() -> None:
     assert {(c.mesh.pipeline, c.virtual) for c in near} == {(4, 2), (2, 4)}
     assert {(c.mesh.data, c.mesh.tensor) for c in near if c.mesh.pipeline == 4} == {(1, 2), (2, 1)}
     assert all(c.schedule == start.schedule and (c.micro == 2 or c.accumulation == 6) for c in near)
+
+
+def test_the_nearest_of_a_kind() -> None:
+    """Of many virtual stages those that are nearly as many, one of each kind before the second of any, by bound."""
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 3, (2,))
+    kind = [replace(start, virtual=virtual) for virtual in (2, 3, 4, 5, 6, 7)]
+    other = [replace(start, micro=1, accumulation=12, virtual=virtual) for virtual in (1, 2, 7)]
+    bounds = dict.fromkeys(kind, 2.0) | dict.fromkeys(other, 1.0)
+    found = Climb(bounds, cast(Any, None), Best(0.0, as_it_is))._nearest(start, bounds)
+    assert [(c.micro, c.virtual) for c in found] == [(1, 2), (2, 3), (1, 1), (2, 2), (1, 7), (2, 4), (2, 5)]
+    assert climbing.OF_A_KIND == 4
+
+
+def test_near_cuts_are_looked_at_again_from_a_quicker_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of schedules with other virtual stages, as long as that leads on; each once."""
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 1, (2,))
+    of_mesh = [replace(start, virtual=virtual) for virtual in range(1, 20)]
+    best = Best(0.0, as_it_is)
+    climb, looked = Climb(dict.fromkeys(of_mesh, 0.0), cast(Any, None), best), list[int]()
+
+    def improves(self: Climb, sketch: Sketch, deadline: float, *, near: bool) -> bool:
+        virtual = sketch.candidate.virtual
+        looked.append(virtual)
+        self._step(_plan(sketch.candidate), cast(Any, _Seen(abs(virtual - 10.2) + 1)))
+        return True
+
+    monkeypatch.setattr(climbing.Climb, "_improves", improves)
+    best.keep(_plan(start), cast(Any, _Seen(20.0)))
+    climb._look_near(math.inf)
+    assert sorted(looked) == list(range(1, 12)) and best.step_s == pytest.approx(1.2)
+
+
+def _plan(candidate: Candidate) -> Any:
+    """As far as climbs look at it."""
+    return SimpleNamespace(
+        mesh=candidate.mesh, batch=Batch(24, candidate.micro, candidate.accumulation),
+        schedule=Schedule(candidate.schedule, candidate.virtual),
+    )
 
 
 def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:

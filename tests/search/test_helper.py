@@ -6,6 +6,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,7 @@ from planner.search.nodes import Attempt, Kin, Sketch, count
 from planner.search.placing import Bounds, place
 from planner.search.prices import Prices, Unit
 from planner.search.request import Look, as_it_is
+from planner.search.solve import Fingerprints
 from tests.costing.test_measured_memory import graph_of
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 
@@ -319,6 +321,73 @@ def test_a_job_that_fails_leaves_no_process(helpers: list[Helper], monkeypatch: 
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
 
 
+def _named(bounds: Sequence[tuple[float, int]], scope: Scope) -> list[Attempt]:
+    """Attempts with these bounds and looks."""
+    candidate = next(each for each in enumerate_candidates(GRAPH, CLUSTER, scope.request) if each.mesh.pipeline == 2)
+    attempts, _ = Sketch(candidate, 0.0).attempts(scope)
+    return [replace(attempts[0], bound=bound, looks=looks) for bound, looks in bounds]
+
+
+@pytest.fixture
+def scope() -> Scope:
+    return Scope(GRAPH, Always(COSTED), CLUSTER, Request(8, 4, "fp32"), Fingerprints("model", "graph", "cluster", "cluster"))
+
+
+def test_attempts_that_cannot_matter_do_not_keep_it_busy(scope: Scope) -> None:
+    """It does not look at what is no quicker than the best plan: that is no reason to give it nothing else."""
+    first, *_ = _named([(0.0, 0)], scope)
+    helper = Helper()
+    try:
+        helper.away = dict(enumerate(_named([(first.bound * by, 0) for by in (2, 3, 4)], scope)))
+        assert helper.attempts(math.inf) == 3
+        assert helper.attempts(first.bound * 3) == 1 and helper.attempts(first.bound * 2) == 0
+    finally:
+        helper.close()
+
+
+def test_what_comes_back_had_few_looks(scope: Scope) -> None:
+    """What it has not looked at first, then the fewest looks; not what it looks at now, nor what it has looked at for long."""
+    first, *_ = _named([(0.0, 0)], scope)
+    helper = Helper()
+    try:
+        bounds = [(2, 0), (3, 0), (4, 1), (5, 2), (6, 1), (7, 3), (8, 0), (9, 0)]
+        helper.away = dict(enumerate(_named([(first.bound * by, looks) for by, looks in bounds], scope)))
+        found = [helper.back(first.bound * 8.5) for _ in range(6)]
+    finally:
+        helper.close()
+    times = [None if each is None else (round(each.bound / first.bound), each.looks) for each in found]
+    assert times == [(8, 0), (3, 0), (6, 1), (4, 1), (5, 2), None]
+
+
+def test_attempts_under_way_are_gone_on_with_there(
+    heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
+) -> None:
+    """The first look here finds nothing, so that all attempts stay open; none is sent before that."""
+    advance = Attempt.advance
+
+    def later(self: Attempt, *rest: Any) -> bool:
+        self.looks += 1
+        return self.looks > 1 and advance(self, *rest)
+
+    monkeypatch.setattr(Attempt, "advance", later)
+    monkeypatch.setattr(Attempt, "movable", property(lambda self: self.looks > 0))
+    monkeypatch.setattr(Attempt, "part", lambda *_: None)
+    monkeypatch.setattr(Helper, "back", lambda *_: None)
+    monkeypatch.setattr(searching, "SHARED", 10**9)
+    monkeypatch.setattr(searching._State, "_begun", lambda *_: -1)
+    sent: list[Attempt] = []
+    send = Helper.send
+
+    def noted(self: Helper, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
+        sent.extend(node for node in nodes if isinstance(node, Attempt))
+        send(self, nodes, step_s)
+
+    monkeypatch.setattr(Helper, "send", noted)
+    check(searched(), alone_s)
+    assert sent and all(attempt.looks > 0 for attempt in sent)
+    assert any(answer.finished for answer in heard)
+
+
 def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float) -> None:
     """Looks end at once and nothing is told apart here, so that attempts stay open and are parted."""
     monkeypatch.setattr(nodes, "FIRST_SLICE_S", 0.001)
@@ -327,6 +396,7 @@ def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pyt
     monkeypatch.setattr(Branches, "_layings", lambda *_: None)
     monkeypatch.setattr(searching, "SHARED", 10**9)
     monkeypatch.setattr(searching._State, "_share", lambda *_: None)
+    monkeypatch.setattr(searching._State, "_unopened", lambda *_: None)
     parts: list[Attempt] = []
     part = Attempt.part
 
