@@ -41,7 +41,8 @@ enough: these are quicker then."""
 SOON_ACTIONS = 60_000_000
 """Actions times cases that are simulated to tell layings that are few apart by choices too, before each gets a program."""
 SOON = 1
-"""After so many looks at a leaf's whole numbers that came to no end, its choices are told apart, where that is possible."""
+"""After so many looks at a leaf that came to no end, its choices are told apart, where that is possible; after one more, also
+if real variables have not said all they can."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -65,14 +66,15 @@ class Opened:
 @dataclass
 class _Branch:
     """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for;
-    ``real``: of a leaf, real variables have said what they can. ``looks`` at a leaf's whole numbers; ``choices``: where these
-    are told apart rank by rank."""
+    ``real``: of a leaf, real variables have said what they can. ``looks`` at a leaf; ``choices``: where these are told apart
+    rank by rank, for which a leaf is ``asked`` once."""
 
     box: Box
     leaf: Counts | None = None
     mixed: bool = False
     real: bool = False
     looks: int = 0
+    asked: bool = False
     choices: Choices | None = None
 
     @property
@@ -281,18 +283,20 @@ class Branches:
             return targets[-1]
 
         before = leaf.tightenings
+        if branch.looks > SOON:
+            _ask(leaf, branch, effort.target_s)
         if branch.choices is None:
             # Paths are cheaper to find with real variables.
             branch.real = branch.real or not leaf.solve(effort, whole=False)
-        if branch.real and branch.looks == SOON and leaf.bound < effort.target_s and leaf.costs is not None:
-            branch.choices = choices_of(leaf.layout, leaf.paths, leaf.costs.before_s, effort.target_s)
+        if branch.real and branch.looks == SOON:
+            _ask(leaf, branch, effort.target_s)
         if branch.choices is not None:
             unfinished = self._decide(leaf, branch, effort, told)
         elif branch.real or branch.looks < SOON:
             unfinished = leaf.solve(effort, whole=True, found=told)
         else:
             unfinished = leaf.bound < effort.target_s
-        branch.looks += branch.real or branch.looks < SOON
+        branch.looks += 1
         if unfinished or (branch.choices is None and before < leaf.tightenings <= REPEATS):
             self._push(leaf.bound, branch)
         else:
@@ -369,6 +373,13 @@ class Branches:
 def _unheard(_: Chosen) -> float:
     """What layings find is no plan yet."""
     raise AssertionError
+
+
+def _ask(leaf: Counts, branch: _Branch, target_s: float) -> None:
+    """Have a leaf's choices told apart, where that is possible; asked once."""
+    if branch.asked or leaf.bound >= target_s or leaf.costs is None:
+        return
+    branch.asked, branch.choices = True, choices_of(leaf.layout, leaf.paths, leaf.costs.before_s, target_s)
 
 
 def _opened(bound: float, branch: _Branch) -> Opened:
