@@ -41,8 +41,8 @@ WORTH_AGAIN = 2
 
 @dataclass(frozen=True)
 class Fresh:
-    """A node for the helper. ``kin``: its candidates and their bounds; ``chains``: of an attempt. ``opened``: of a part of an
-    attempt, its branches; with the ``paths`` that are known."""
+    """A node for the helper. ``kin``: its candidates and their bounds; ``chains``: of an attempt. ``opened``: of one that was
+    looked at, or of a part of it, its branches; ``finished_s``: of those before; with the ``paths`` that are known."""
 
     name: int
     candidate: Candidate
@@ -50,6 +50,7 @@ class Fresh:
     kin: tuple[tuple[Candidate, float], ...] = ()
     chains: tuple[Name, ...] = ()
     opened: tuple[Opened, ...] = ()
+    finished_s: float = math.inf
     paths: tuple[CriticalPath, ...] = ()
 
     @staticmethod
@@ -58,9 +59,10 @@ class Fresh:
         if isinstance(node, Kin):
             return Fresh(name, node.candidate, node.bound, tuple((each.candidate, each.bound) for each in node.sketches))
         chains = tuple(task.chain.name for task in node.tasks)
-        opened = () if node.branches is None else node.branches.opened
-        paths = tuple(node.counts.paths.all) if opened else ()
-        return Fresh(name, node.candidate, node.bound, (), chains, opened, paths)
+        if node.branches is None:
+            return Fresh(name, node.candidate, node.bound, (), chains)
+        branches, paths = node.branches, tuple(node.counts.paths.all)
+        return Fresh(name, node.candidate, node.bound, (), chains, branches.opened, branches.finished_s, paths)
 
     def node(self, scope: Scope) -> Kin | Attempt:
         """As the helper has it."""
@@ -74,7 +76,7 @@ class Fresh:
         attempt = Attempt.of(self.candidate, scope, bundle, self.bound)
         if self.opened:
             attempt.counts.paths.add(self.paths)
-            attempt.branches = Branches(attempt.counts, self.opened)
+            attempt.branches = Branches(attempt.counts, self.opened, finished_s=self.finished_s)
         return attempt
 
 
@@ -198,13 +200,14 @@ class Helper:
         """An attempt that it has and does not look at now: of those with the fewest looks so far, which begin anew here, that
         of the highest bound below the target."""
         ranked = sorted((node.bound, name) for name, node in self.away.items() if node.bound < target_s)
-        idle = [(node, name) for node, name in ((self.away[name], name) for _, name in ranked[1:]) if isinstance(node, Attempt)]
-        node, name = min(reversed(idle), key=lambda each: each[0].looks, default=(None, -1))
-        if node is None or node.looks > WORTH_AGAIN:
-            return None
-        self._order(Order(self._step_s, dropped=name))
-        del self.away[name]
-        return node
+        for looks in range(WORTH_AGAIN + 1):
+            for _, name in reversed(ranked[1:]):
+                node = self.away[name]
+                if isinstance(node, Attempt) and node.looks == looks:
+                    self._order(Order(self._step_s, dropped=name))
+                    del self.away[name]
+                    return node
+        return None
 
     def answer(self, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         """What was found next, and of which node (none where it came back meanwhile); None while nothing is known. Raises

@@ -25,7 +25,7 @@ from planner.search.branches import Branches
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.families import Scope
-from planner.search.helper import Answer, Helper, Placed, ahead
+from planner.search.helper import Answer, Fresh, Helper, Placed, ahead
 from planner.search.nodes import Attempt, Kin, Sketch, count
 from planner.search.placing import Bounds, place
 from planner.search.prices import Prices, Unit
@@ -357,6 +357,17 @@ def test_what_comes_back_had_few_looks(scope: Scope) -> None:
         helper.close()
     times = [None if each is None else (round(each.bound / first.bound), each.looks) for each in found]
     assert times == [(8, 0), (3, 0), (6, 1), (4, 1), (5, 2), None]
+
+
+def test_what_was_finished_before_it_moved_counts(scope: Scope) -> None:
+    """A bound of what is left alone would be one of the whole."""
+    (attempt,) = _named([(1.0, 1)], scope)
+    attempt.branches = Branches(attempt.counts)
+    attempt.branches.finished_s = 2.5
+    moved = Fresh.of(3, attempt).node(scope)
+    assert isinstance(moved, Attempt) and moved.branches is not None
+    assert moved.branches.finished_s == 2.5 and moved.branches.opened == attempt.branches.opened
+    assert moved.branches.bound == attempt.branches.bound <= 2.5
 
 
 def test_attempts_under_way_are_gone_on_with_there(
