@@ -113,9 +113,10 @@ class Backward:
                 made.append((value, Gradient(incoming.storage, held, lies, view)))
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.order.turned)
-                storage = self.heap.make(max(size, primitive.storage), self._kind(value))
                 rows = turned and (not primitive.follows or self._by_rows(primitive, incoming))
-                lies = ordered(not turned and storage.size == size, not turned, turned, rows)
+                held = max(size, primitive.storage)
+                lies = ordered(not turned and held == size, not turned, turned, rows)
+                storage = self.heap.make(held, self._kind(value) if lies.straight else ACTIVATIONS)
                 made.append((value, Gradient(storage, size, lies)))
         return made
 

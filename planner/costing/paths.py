@@ -13,7 +13,7 @@ from functools import cached_property
 import networkx as nx
 
 from planner.costing.local import LocalBody
-from planner.costing.tape import HANDED, Primitive
+from planner.costing.tape import PASS, Primitive
 
 
 class Paths:
@@ -101,11 +101,11 @@ class Paths:
 
     @cached_property
     def handed_on(self) -> Mapping[str, str]:
-        """By value made of one parameter alone, that parameter, where its gradient is the value's own."""
+        """By value made of one parameter alone, that parameter, where its gradient is the value's own, as it lies."""
         found: dict[str, str] = {}
         for primitive in self._primitives:
             for value, made in primitive.reads:
-                if made in HANDED and value in self.derived:
+                if made == PASS and value in self.derived:
                     found |= {result: found.get(value, value) for result, _ in primitive.makes if result in self.derived}
         return found
 

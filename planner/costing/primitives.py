@@ -278,7 +278,8 @@ def _einsum(tape: Tape, step: Step) -> None:
     for at, (value, fold) in enumerate(zip(step.operands, (found.left, found.right), strict=True)):
         size, folded = tape.bytes_of(value), tape.name(f"fold {at}")
         need = tape.gradient(value, size)
-        tape.add([(value, None if need is None else PASS if fold.in_order else PART)], [(folded, None if fold.view else size)])
+        handed = PART if not fold.in_order else PASS if tape.local.layouts[value].in_order else TURNED
+        tape.add([(value, None if need is None else handed)], [(folded, None if fold.view else size)])
         reads.append((folded, need))
         keeps.append(value if fold.view else folded)
     wanted = [keep for keep, (_, need) in zip(keeps, reversed(reads), strict=True) if need is not None]

@@ -60,6 +60,8 @@ CASES = [
     ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", microbatch=2)),
     ("corners", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("corners", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-zero-bubble")),
+    # A gradient that lies otherwise than its parameter, which is none until it is copied.
+    ("experts", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # A peak that moves as micro-batches are added; a value that a stage's function holds to its end; tensors that lie askew.
     ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
     ("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
