@@ -38,6 +38,7 @@ from planner.ir.placement import BodyPlacement, Conversion, OpStrategy, Placemen
 from planner.ir.types import TensorType  # noqa: E402
 from planner.placement import place_graph  # noqa: E402
 from planner.trace import load_model, trace_model  # noqa: E402
+from planner.trace.export import default_loss  # noqa: E402
 from planner.trace.load import ModelSource  # noqa: E402
 from planner.trace.recipes import default_dtype  # noqa: E402
 from tests.matrix.build import Row, make_plan  # noqa: E402
@@ -124,11 +125,15 @@ class Subject:
         model = build_in(self.source, dtype).train()
         give_start(model, self.graph)
         asked = {name: batch[name] for name in inspect.signature(model.forward).parameters if name in batch}
-        assert self.source.loss is not None
         with default_dtype(dtype):
-            loss = self.source.loss(model(**asked), batch)
+            loss = (self.source.loss or _mean)(model(**asked), batch)
         loss.backward()
         return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _mean(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    loss, weight = default_loss(outputs, batch)
+    return loss / weight
 
 
 def trace(file: str, name: str) -> Subject:
