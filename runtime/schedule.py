@@ -82,7 +82,7 @@ class PipelineRunner:
 
     def _take_in_turns(self, name: ScheduleName) -> None:
         """Tell the stages how many receive buffers they need (:mod:`runtime.receives`). A stage to which no gradient comes back
-        cannot know when what it passes on has left, and one whose next is on the same rank not when that is done with it."""
+        cannot know when what it passes on has left."""
         schedule, count, own = self.schedule, self.microbatches, [stage.stage_index for stage in self.stages]
         for stage in self.stages:
             index = stage.stage_index
@@ -91,7 +91,7 @@ class PipelineRunner:
             else:
                 order, rank = schedule.pipeline_order_with_comms[schedule.rank], schedule.rank
                 slots = slots_in_order(order, name, stage.num_stages // len(own), rank, index, count)
-                if not stage.answered or index + 1 in own:
+                if not stage.answered:
                     slots = count, slots[1]
             stage.forward_slots, stage.gradient_slots = slots
 
