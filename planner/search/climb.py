@@ -17,12 +17,18 @@ from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.families import Scope
 from planner.search.nodes import Sketch, count
+from planner.search.request import as_it_is
 
 AXES = ("pipeline", "data", "tensor")
 FACTORS = (2, 3)
 """By so much a neighbour's degrees differ."""
 OF_A_KIND = 4
 """Of neighbours that differ in virtual stages only, so many are probed."""
+
+FEW_MOVES, MANY_MOVES = 4_000_000, 100_000_000
+"""Actions of a schedule times moves of a block that are simulated at once near a plan: soon, and where a search takes long."""
+STARTS, EACH = 6, 0.25
+"""So many candidates of a mesh are probed for a plan to begin with, and a climb has this part of the time that is left."""
 
 
 def nothing() -> None:
@@ -32,12 +38,14 @@ def nothing() -> None:
 @dataclass
 class Climb:
     """``bounds``: of all candidates; ``best``: the best plan so far, which is told of those that climbs end with;
-    ``meanwhile()``: is called before every step."""
+    ``meanwhile()``: is called before every step; ``limit_s``: what is slower is not looked at closely, however quick the best
+    is."""
 
     bounds: Mapping[Candidate, float]
     scope: Scope
     best: Best
     meanwhile: Callable[[], None] = nothing
+    limit_s: float = math.inf
     _probed: set[Candidate] = field(default_factory=set)
     _steps: list[tuple[Plan, Prediction]] = field(default_factory=list)
     _of_mesh: dict[Mesh, list[Candidate]] = field(default_factory=dict)
@@ -77,7 +85,7 @@ class Climb:
                 best = sketch.candidate
         if best is not None:
             self.go(best, deadline)
-            self._look_near(deadline)
+            self._look_near(deadline, FEW_MOVES)
 
     def go(self, start: Candidate, deadline: float) -> None:
         """Go on from here to the first neighbour that is quicker than all before, until none is."""
@@ -86,6 +94,31 @@ class Climb:
             near = self._neighbours(at), self._restaged(at)
             at = self._quicker(at, near[0], deadline) or self._quicker(at, near[1], deadline)
         self._arrive()
+
+    def widely(self, bounds: Mapping[Candidate, float], deadline: float) -> None:
+        """In every mesh by itself, of the candidates that have ``bounds``, the most promising mesh first: what is quicker
+        elsewhere does not end these climbs. Then near the best plan, more thoroughly than before."""
+        meshes = dict[Mesh, dict[Candidate, float]]()
+        for candidate in sorted(bounds, key=bounds.__getitem__):
+            meshes.setdefault(candidate.mesh, {})[candidate] = bounds[candidate]
+        for members in meshes.values():
+            target_s = self.best.target()
+            quick = {candidate: bound for candidate, bound in members.items() if bound < target_s}
+            now = time.perf_counter()
+            if not quick or now > deadline:
+                continue
+            climb = Climb(quick, self.scope, Best(self.best.gap, as_it_is), self.meanwhile, target_s)
+            climb._from_least(now + EACH * (deadline - now))
+            if climb.best.found is not None:
+                self.best.report(*climb.best.found)
+        self._look_near(deadline, MANY_MOVES)
+
+    def _from_least(self, deadline: float) -> None:
+        """From the first of the least bounds that has a plan."""
+        for candidate in list(self.bounds)[:STARTS]:
+            if self._improves(Sketch(candidate, self.bounds[candidate]), deadline):
+                self.go(candidate, deadline)
+                return
 
     def _quicker(self, at: Candidate, near: Iterable[Candidate], deadline: float) -> Candidate | None:
         """The first that is quicker than all before."""
@@ -104,7 +137,7 @@ class Climb:
             ranked += [(place, self.bounds[other], other) for place, other in enumerate(kind[:OF_A_KIND])]
         return [other for _, _, other in sorted(ranked, key=lambda each: each[:2])]
 
-    def _look_near(self, deadline: float) -> None:
+    def _look_near(self, deadline: float, moving: int) -> None:
         """Of the best plan and what differs from it in schedule and virtual stages only, plans with cuts near even ones; again
         from one that is quicker."""
         found, looked = None, set[Candidate]()
@@ -116,7 +149,7 @@ class Climb:
             for candidate in self._nearest(at, alike):
                 if candidate not in looked:
                     looked.add(candidate)
-                    self._improves(Sketch(candidate, self.bounds[candidate]), deadline, near=True)
+                    self._improves(Sketch(candidate, self.bounds[candidate]), deadline, moving=moving)
             self._arrive()
 
     def _arrive(self) -> None:
@@ -131,17 +164,18 @@ class Climb:
             self._steps.append((plan, prediction))
         return prediction
 
-    def _improves(self, sketch: Sketch, deadline: float, *, near: bool = False) -> bool:
+    def _improves(self, sketch: Sketch, deadline: float, *, moving: int = 0) -> bool:
         """Whether a probe of a candidate beats the best plan so far."""
         if sketch.bound >= self.target_s or time.perf_counter() > deadline:
             return False
         self.meanwhile()
         self._probed.add(sketch.candidate)
         before = self.target_s
-        attempts, _ = sketch.attempts(self.scope, before)
+        limit_s = min(before, self.limit_s)
+        attempts, _ = sketch.attempts(self.scope, limit_s)
         best = min(attempts, key=lambda attempt: attempt.bound, default=None)
         if best is not None:
-            best.probe(self._step, before, near=near)
+            best.probe(self._step, limit_s, moving=moving)
         return self.target_s < before
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Candidate]:

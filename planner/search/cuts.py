@@ -19,9 +19,9 @@ Cuts = tuple[int, ...]
 POLISHED, WORTH_POLISHING = 2, 1.06
 """So many filled plans are polished, the most promising ones; where they are no slower than this many times the target.
 (Polishing makes a step up to 5% quicker.)"""
-MOST_ACTIONS, TRIED, WORTH_MOVING = 4_000_000, 8, 1.02
-"""Blocks are moved between stages where all moves are no more actions together than this, and where a filled plan is no slower
-than this many times the target: so many moves are filled at a time, those of the least bounds."""
+TRIED, WORTH_MOVING = 8, 1.02
+"""Of moves of a block between stages, so many are filled at a time, those of the least bounds; where the plan that they begin
+with is no slower than this many times the target."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Cutter:
     shape: Shape
     patterns: Patterns
 
-    def quickest(self, cuts: Sequence[Cuts], limit_s: float, *, near: bool) -> tuple[Polish, Cuts] | None:
-        """What makes the shortest step between one of the cuts, or ``near`` the best of them, each rank within its memory; None
-        where some rank cannot be under any."""
+    def quickest(self, cuts: Sequence[Cuts], limit_s: float, *, moving: int) -> tuple[Polish, Cuts] | None:
+        """What makes the shortest step between one of the cuts, or near the best of them where ``moving`` blocks may simulate
+        so many actions at a time, each rank within its memory; None where some rank cannot be under any."""
         begun = self._filled(cuts)
-        if near and begun and self.patterns.possible and begun[0][0].step_s <= WORTH_MOVING * limit_s:
-            begun = [self._moved(begun[0]), *begun]
+        if moving and begun and self.patterns.possible and begun[0][0].step_s <= WORTH_MOVING * limit_s:
+            begun = [self._moved(begun[0], moving), *begun]
         for polish, _ in begun[:POLISHED]:
             if polish.step_s <= WORTH_POLISHING * limit_s:
                 polish.go()
@@ -55,15 +55,15 @@ class Cutter:
         Polish.simulate([polish for polish, _ in begun])
         return sorted(begun, key=lambda pair: pair[0].step_s)
 
-    def _moved(self, begun: tuple[Polish, Cuts]) -> tuple[Polish, Cuts]:
+    def _moved(self, begun: tuple[Polish, Cuts], most: int) -> tuple[Polish, Cuts]:
         """After moving one block at a time from a stage to another, as long as that makes a shorter step."""
-        for best in self._ever_shorter(begun):
+        for best in self._ever_shorter(begun, most):
             begun = best
         return begun
 
-    def _ever_shorter(self, begun: tuple[Polish, Cuts]) -> Iterator[tuple[Polish, Cuts]]:
+    def _ever_shorter(self, begun: tuple[Polish, Cuts], most: int) -> Iterator[tuple[Polish, Cuts]]:
         while True:
-            step_s, near = begun[0].step_s, self._near(self.patterns.counts_of(begun[1]))
+            step_s, near = begun[0].step_s, self._near(self.patterns.counts_of(begun[1]), most)
             if not len(near):
                 return
             seconds = self.patterns.seconds(near, step_s)
@@ -74,10 +74,10 @@ class Cutter:
             begun = found[0]
             yield begun
 
-    def _near(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _near(self, counts: NDArray[np.int64], most: int) -> NDArray[np.int64]:
         """[moves, virtual stages]: blocks of the long run on each stage, one of them elsewhere."""
         stages = len(counts)
-        if stages**2 * self.shape.actions > MOST_ACTIONS:
+        if stages**2 * self.shape.actions > most:
             return np.zeros((0, stages), dtype=np.int64)
         source, goal = np.nonzero(~np.eye(stages, dtype=bool) & (counts > self.patterns.fewest)[:, None])
         moves = np.arange(len(source))

@@ -156,13 +156,13 @@ class Attempt:
         bundles = family.apart([task.chain for task in self.tasks])
         return [Attempt.of(self.candidate, scope, bundle, self.bound) for bundle in bundles]
 
-    def probe(self, report: Look, target_s: float, *, near: bool = False) -> None:
+    def probe(self, report: Look, target_s: float, *, moving: int = 0) -> None:
         """Plans with even cuts, where they can be quicker than the target: of equal stages, and of equal ranks; or with cuts
-        ``near`` the best of them."""
+        near the best of them, where ``moving`` blocks between stages simulates so many actions at a time at most."""
         patterns = self.patterns
-        self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s, near=near)
+        self._cut([even_cuts(self.tasks[0].chain.block_works, self.counts.shape.stages)], report, target_s, moving=moving)
         if patterns.possible:
-            self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s, near=near)
+            self._cut([patterns.cuts(counts) for counts in patterns.even()], report, target_s, moving=moving)
 
     @property
     def candidate(self) -> Candidate:
@@ -200,7 +200,7 @@ class Attempt:
     def _report(self, counts: Counts, report: Look, target: Callable[[], float]) -> None:
         """The plan of a solution, or one near it; of several chains or groups, whether one may be quicker than the target."""
         if not counts.exact:
-            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target(), near=False)
+            self._cut([rounded_cuts(counts.counts, counts.stream.blocks)], report, target(), moving=0)
             return
         predictions = _try_each(self.tasks[0].each, counts.stages(), report) if len(self.tasks) == 1 else []
         if len(self.tasks) > 1 or len(self.tasks[0].chain.zero_groups) > 1:
@@ -208,13 +208,13 @@ class Attempt:
         elif not predictions[0].fits:
             counts.tighten(predictions[0].peak_memory_bytes - predictions[0].memory_limit_bytes)
 
-    def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float, *, near: bool) -> None:
+    def _cut(self, cuts: Sequence[Cuts], report: Look, target_s: float, *, moving: int) -> None:
         """Plans with the best of these cuts, as far as they may be quicker than the target: for each ZeRO stage of tied
         parameters, of the quickest chain that has one."""
         patterns, limit_s = self.patterns, target_s - self.tied_s
         fresh = [each for each in dict.fromkeys(cuts) if each not in self._tried]
         if fresh and patterns.possible:
-            worth_s = (WORTH_MOVING if near else 1.0) * limit_s
+            worth_s = (WORTH_MOVING if moving else 1.0) * limit_s
             quicker = patterns.may_be_quicker(np.array([patterns.counts_of(each) for each in fresh]), worth_s)
             fresh = [each for each, may_be in zip(fresh, quicker, strict=True) if may_be]
         if not fresh:
@@ -222,17 +222,17 @@ class Attempt:
         self._tried.update(fresh)
         for stages in dict.fromkeys(task.chain.allowed.fixed_zero for task in self.tasks):
             for task in (task for task in self.tasks if task.chain.allowed.fixed_zero == stages):
-                best = self._fits(task, fresh, report, limit_s, near=near)
+                best = self._fits(task, fresh, report, limit_s, moving=moving)
                 if best is not None:
                     fresh = [best]  # Which cuts are best hardly depends on the ZeRO stage of tied parameters.
                     break
 
-    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float, *, near: bool) -> Cuts | None:
+    def _fits(self, task: Task, cuts: Sequence[Cuts], report: Look, limit_s: float, *, moving: int) -> Cuts | None:
         """The cuts of a plan that fits, which was told of."""
         shape = self.counts.shape
         for _ in range(REPEATS):
             first, *others = task.each
-            best = Cutter(first.chain, shape, self.patterns).quickest(cuts, limit_s, near=near)
+            best = Cutter(first.chain, shape, self.patterns).quickest(cuts, limit_s, moving=moving)
             if best is None:
                 return None
             polish, bounds = best

@@ -18,7 +18,7 @@ from hardware_profiles.measure import usable_cores
 from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint
 from planner.search.best import Best
-from planner.search.candidates import enumerate_candidates
+from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.families import Costing, Scope
 from planner.search.helper import Answer, Helper, started
@@ -35,6 +35,8 @@ MANY = 400
 """So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
+WIDELY_AFTER_S, WIDELY_FOR = 12.0, 0.5
+"""Seconds after which plans are sought in every mesh that is left, for this part of the time so far."""
 AHEAD, FAR_AHEAD = 6, 128
 """So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
 SHARED = 2
@@ -84,6 +86,16 @@ class _State:
     def lower_s(self) -> float:
         """No plan of the space is quicker."""
         return min(self.least_s, self.finished_s, self.best.step_s)
+
+    def open(self) -> dict[Candidate, float]:
+        """The candidates of what is left, with the least bound of each."""
+        nodes: list[Node] = [*self.kin, *(node for _, _, node in self.heap)]
+        nodes += () if self.helper is None else self.helper.away.values()
+        found: dict[Candidate, float] = {}
+        for node in nodes:
+            for each in node.sketches if isinstance(node, Kin) else (node,):
+                found[each.candidate] = min(each.bound, found.get(each.candidate, math.inf))
+        return found
 
     def tell(self) -> None:
         """News, from time to time."""
@@ -310,13 +322,16 @@ def search(
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
     without any plan). From every best plan the search goes uphill."""
-    begin, best = time.perf_counter(), state.best
+    begin, best, wide = time.perf_counter(), state.best, False
     while state.least_s < best.target():
         now, target_s = time.perf_counter(), best.target()
         if now > deadline or (best.found is None and now > until_any):
             return
         if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
             state.call(scope, deadline)
+        if not wide and best.found is not None and now > begin + WIDELY_AFTER_S:
+            climb.widely(state.open(), min(deadline, now + WIDELY_FOR * (now - begin)))
+            wide = True
         state.feed()
         state.hear()
         node = state.heard[0][0] if state.heard else state.pop()

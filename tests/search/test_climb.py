@@ -61,7 +61,7 @@ def test_near_cuts_are_looked_at_again_from_a_quicker_plan(monkeypatch: pytest.M
     best = Best(0.0, as_it_is)
     climb, looked = Climb(dict.fromkeys(of_mesh, 0.0), cast(Any, None), best), list[int]()
 
-    def improves(self: Climb, sketch: Sketch, deadline: float, *, near: bool) -> bool:
+    def improves(self: Climb, sketch: Sketch, deadline: float, *, moving: int) -> bool:
         virtual = sketch.candidate.virtual
         looked.append(virtual)
         self._step(_plan(sketch.candidate), cast(Any, _Seen(abs(virtual - 10.2) + 1)))
@@ -69,8 +69,36 @@ def test_near_cuts_are_looked_at_again_from_a_quicker_plan(monkeypatch: pytest.M
 
     monkeypatch.setattr(climbing.Climb, "_improves", improves)
     best.keep(_plan(start), cast(Any, _Seen(20.0)))
-    climb._look_near(math.inf)
+    climb._look_near(math.inf, 1)
     assert sorted(looked) == list(range(1, 12)) and best.step_s == pytest.approx(1.2)
+
+
+def test_a_wide_climb_goes_uphill_in_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mesh begins with a plan slower than the best, only what leads uphill in it finds the quicker one at its end."""
+    meshes = [Mesh(pipeline=2, data=2, tensor=2), Mesh(pipeline=4, data=2)]
+    start = Candidate(meshes[0], 2, 6, "interleaved-1f1b", 1, (2,))
+    every = [replace(start, mesh=mesh, virtual=virtual) for mesh in meshes for virtual in range(1, 9)]
+    best = Best(0.0, as_it_is)
+    best.keep(_plan(start), cast(Any, _Seen(10.0)))
+    probed, moved = list[Candidate](), list[tuple[Candidate, int]]()
+
+    def improves(self: Climb, sketch: Sketch, deadline: float, *, moving: int = 0) -> bool:
+        before = self.target_s
+        (moved.append((sketch.candidate, moving)) if moving else probed.append(sketch.candidate))
+        self._probed.add(sketch.candidate)
+        slope = 20.0 if sketch.candidate.mesh == meshes[1] else 40.0
+        if not moving:
+            self._step(_plan(sketch.candidate), cast(Any, _Seen(slope - 2 * sketch.candidate.virtual)))
+        return self.target_s < before
+
+    monkeypatch.setattr(climbing.Climb, "_improves", improves)
+    bounds = {each: float(each.virtual) for each in every} | {every[0]: 11.0}
+    Climb(dict.fromkeys(every, 0.0), cast(Any, None), best).widely(bounds, math.inf)
+    assert best.step_s == pytest.approx(4.0) and best.found is not None
+    assert (best.found[0].mesh, best.found[0].schedule.virtual) == (meshes[1], 8)
+    assert {candidate.mesh for candidate in probed} == set(meshes) and every[0] not in probed
+    assert moved and {candidate.mesh for candidate, _ in moved} == {meshes[1]}
+    assert {moving for _, moving in moved} == {climbing.MANY_MOVES}
 
 
 def _plan(candidate: Candidate) -> Any:

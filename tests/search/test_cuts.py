@@ -20,6 +20,8 @@ from planner.search.stream import stream_of
 from planner.search.works import works
 from tests.search.test_polish import SHAPES, made
 
+MOVES = 4_000_000
+
 
 def cutter(task: Task) -> Cutter:
     shape = shape_of(task.candidate, task.cluster)
@@ -35,7 +37,7 @@ def test_moves_shorten_the_step(shape: tuple[ScheduleName, int, int, int], seed:
         task, costed, cluster = made(shape, seed, memory)
         maker = cutter(task)
         begun = [maker.patterns.cuts(counts) for counts in maker.patterns.even()]
-        even, near = (maker.quickest(begun, math.inf, near=near) for near in (False, True))
+        even, near = (maker.quickest(begun, math.inf, moving=moving) for moving in (0, MOVES))
         if even is None or near is None:
             assert even is near
             continue
@@ -50,23 +52,22 @@ def test_what_is_even_is_not_always_best() -> None:
     makers = [cutter(made(("interleaved-1f1b", 2, 3, 4), seed, 1000)[0]) for seed in range(6)]
     begun = [[maker.patterns.cuts(counts) for counts in maker.patterns.even()] for maker in makers]
     pairs = list(zip(makers, begun, strict=True))
-    even, near = ([maker.quickest(cuts, math.inf, near=near) for maker, cuts in pairs] for near in (False, True))
+    even, near = ([maker.quickest(cuts, math.inf, moving=moving) for maker, cuts in pairs] for moving in (0, MOVES))
     assert any(a is not None and b is not None and b[0].step_s < 0.99 * a[0].step_s for a, b in zip(even, near, strict=True))
 
 
 def test_only_plans_near_the_target_are_moved_and_small_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     task, _, _ = made(("interleaved-1f1b", 2, 3, 4), 0, 1000)
     maker, moved = cutter(task), list[float]()
-    monkeypatch.setattr(Cutter, "_moved", lambda self, begun: (moved.append(begun[0].step_s), begun)[1])
+    monkeypatch.setattr(Cutter, "_moved", lambda self, begun, most: (moved.append(begun[0].step_s), begun)[1])
     begun = [maker.patterns.cuts(counts) for counts in maker.patterns.even()]
-    best = maker.quickest(begun, math.inf, near=True)
+    best = maker.quickest(begun, math.inf, moving=MOVES)
     assert best is not None and len(moved) == 1
-    maker.quickest(begun, moved[0] / cutting.WORTH_MOVING * 0.99, near=True)
-    maker.quickest(begun, math.inf, near=False)
+    maker.quickest(begun, moved[0] / cutting.WORTH_MOVING * 0.99, moving=MOVES)
+    maker.quickest(begun, math.inf, moving=0)
     assert len(moved) == 1
     counts = maker.patterns.counts_of(best[1])
-    near = maker._near(counts)
+    near = maker._near(counts, MOVES)
     assert len(np.unique(near, axis=0)) == len(near) and (near.sum(axis=1) == counts.sum()).all()
     assert (np.abs(near - counts).sum(axis=1) == 2).all() and (near >= maker.patterns.fewest).all()
-    monkeypatch.setattr(cutting, "MOST_ACTIONS", 1)
-    assert not len(maker._near(counts))
+    assert not len(maker._near(counts, 1))
