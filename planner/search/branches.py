@@ -297,7 +297,9 @@ class Branches:
         else:
             unfinished = leaf.bound < effort.target_s
         branch.looks += 1
-        if unfinished or (branch.choices is None and before < leaf.tightenings <= REPEATS):
+        if unfinished or (branch.choices is None and (
+            before < leaf.tightenings <= REPEATS or (leaf.bound < targets[-1] and leaf.sharpen())
+        )):
             self._push(leaf.bound, branch)
         else:
             self.finished_s = min(self.finished_s, leaf.bound)

@@ -48,6 +48,8 @@ LOOSE = 0.3
 """Whole numbers are sought to this part of what is left to the target while paths are still added."""
 UNTIL_MIXED = 3
 """After so many solutions with real variables the best mixture of paths is asked for."""
+SHARP = 0.05
+"""This part of the usual differences between simulation, solution and bound is tolerated where those leave the target open."""
 PATHS = 6
 """Paths that one simulation adds at most."""
 INWARD = 0.8
@@ -75,7 +77,7 @@ class Counts:
     """One candidate's program. ``bound``: of T + R; ``held``: whole numbers that are fixed; ``values``: the last solution,
     ``simulated_s``: its T + R when simulated; ``core_s``: that of the best mixture of solutions since :meth:`forget`;
     ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that. ``_stated``: the rows of
-    known paths that are in the program."""
+    known paths that are in the program; ``_tolerated``: see :meth:`sharpen`."""
 
     ranks: Ranks
     pool: Pool
@@ -93,6 +95,7 @@ class Counts:
     _covered: bool = False
     _slowest_told: bool = False
     tightenings: int = 0
+    _tolerated: float = 1.0
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
     mixed_s: float = 0.0
@@ -149,7 +152,8 @@ class Counts:
             if left <= 0:
                 return True
             # While paths are missing, a part of the way to the target is near enough.
-            gap = max(effort.gap, loose * (1 - self.bound / target_s)) if math.isfinite(target_s) else effort.gap
+            least_gap = self._tolerated * effort.gap
+            gap = max(least_gap, loose * (1 - self.bound / target_s)) if math.isfinite(target_s) else least_gap
             # With real variables the limit would only make the program hard to solve: its optimum is above it or is not.
             program.bound_row(self._last, -math.inf, target_s if whole else math.inf)
             answer = program.solve(whole=True, time_limit_s=left, gap=gap, limit=target_s) if whole else self._real(
@@ -163,8 +167,8 @@ class Counts:
             length = self._lengthen(answer.values)
             if found is not None:
                 target_s = min(target_s, found())
-            if length <= answer.values[LENGTH] * (1 + AGREEMENT):
-                if gap <= effort.gap or not answer.optimal:
+            if length <= answer.values[LENGTH] * (1 + self._tolerated * AGREEMENT):
+                if gap <= least_gap or not answer.optimal:
                     return not answer.optimal
                 loose = 0.0
             bounds.append(self.bound)
@@ -183,6 +187,13 @@ class Counts:
         for index in self.layout.memory_rows:
             row = self._program.rows[index]
             self._program.bound_row(index, row.low, row.high - (excess_bytes + 1) / self.shape.capacity_bytes)
+
+    def sharpen(self) -> bool:
+        """Tolerate less from now on, where that was not said before and bounds still prove something; whether it is so."""
+        if self._tolerated < 1 or self._tightened:
+            return False
+        self._tolerated = SHARP
+        return True
 
     def hold(self, whole: Floats) -> None:
         """Fix the whole numbers of blocks and where runs end (:attr:`Layout.whole_at`); before anything is solved."""
@@ -235,7 +246,7 @@ class Counts:
     def _known_longer(self, values: Floats) -> list[int]:
         """Known paths, the longest of those that are longer than a solution says."""
         seconds = self.paths.seconds(self.layout.times(values), self.stream.send_s)
-        return list(map(int, self.paths.longest(seconds, values[LENGTH] * (1 + AGREEMENT / 2), KNOWN)))
+        return list(map(int, self.paths.longest(seconds, values[LENGTH] * (1 + self._tolerated * AGREEMENT / 2), KNOWN)))
 
     def _state(self, places: Sequence[int]) -> bool:
         """Add known paths to the program. Returns whether some were not there."""
@@ -363,7 +374,8 @@ class Counts:
             inner = INWARD * core_times + (1 - INWARD) * times
             found = self._simulate(inner, INWARD * core_tail_s + (1 - INWARD) * tail_s, sends)[1] + found
         known = [StageTimes(*map(float, row)) for row in times]
-        return length, [path for path in found if path.seconds(known, sends) > values[LENGTH] * (1 + AGREEMENT / 2)]
+        longer_s = values[LENGTH] * (1 + self._tolerated * AGREEMENT / 2)
+        return length, [path for path in found if path.seconds(known, sends) > longer_s]
 
     @property
     def _sends(self) -> list[float]:

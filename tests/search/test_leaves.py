@@ -76,6 +76,30 @@ def test_where_choices_cannot_be_told_apart_it_is_asked_once(monkeypatch: pytest
     assert len(asked) == 1 and len(branches.heap) == 5 and leaf.solved.count(False) == 5
 
 
+@pytest.mark.parametrize("proves", [True, False])
+def test_what_tolerance_leaves_open_is_solved_more_exactly_once(proves: bool) -> None:
+    """Solution and simulation agree within a tolerance; the bound may still be below the target by as much."""
+
+    class Solved(_Leaf):
+        sharp = False
+
+        def solve(self, effort: Effort, *, whole: bool, found: Callable[[], float] | None = None) -> bool:
+            self.bound = effort.target_s if self.sharp and proves else 1.9
+            return False
+
+        def sharpen(self) -> bool:
+            before, self.sharp = self.sharp, True
+            return not before
+
+    leaf, branches = Solved(quick=True), _empty()
+    branch = _Branch((), cast(Any, leaf), asked=True)
+    for left in (1, 0):
+        branches.heap.clear()
+        branches._settle(cast(Any, leaf), branch, Effort(2.0, math.inf), lambda _: math.inf)
+        assert len(branches.heap) == left
+    assert branches.finished_s == (2.0 if proves else 1.9)
+
+
 def _empty() -> Branches:
     branches = Branches.__new__(Branches)
     branches.heap, branches.finished_s, branches._order = [], math.inf, itertools.count()
