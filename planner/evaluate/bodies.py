@@ -112,18 +112,8 @@ def context_bytes(
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit], list[int]]:
     """The stage's units, and each block's; blocks that share a parameter are one."""
     blocks = graph.blocks[stage.first : stage.last]
-    unit_of: list[int] = []
-    owner: dict[str, int] = {}
-    members: list[list[int]] = []
-    for at, block in enumerate(blocks):
-        names = [fqn for _, fqn in block.parameters]
-        shared = next((owner[fqn] for fqn in names if fqn in owner), None)
-        unit = len(members) if shared is None else shared
-        if shared is None:
-            members.append([])
-        members[unit].append(at)
-        unit_of.append(unit)
-        owner |= {fqn: unit for fqn in names if fqn not in owner}
+    members = [[index - stage.first for index in group] for group in graph.sharded_together(stage.first, stage.last)]
+    unit_of = [next(unit for unit, group in enumerate(members) if at in group) for at in range(len(blocks))]
     units = [
         _unit(plan, graph, [blocks[at] for at in group], stage.decisions[group[0]].zero, group[-1]) for group in members
     ]

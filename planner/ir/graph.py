@@ -351,6 +351,24 @@ class ModelGraph:
     def parameter_count(self) -> int:
         return sum(parameter.type.elements() for parameter in self.parameters)
 
+    def sharded_together(self, first: int, last: int) -> tuple[tuple[int, ...], ...]:
+        """Of the blocks from ``first`` to before ``last``, those that share a parameter, or each one with others between them;
+        by the first of each. Blocks that share none are alone."""
+        ties: nx.Graph[int] = nx.Graph()
+        ties.add_nodes_from(range(first, last))
+        for blocks in self._tied:
+            nx.add_path(ties, [index for index in blocks if first <= index < last])
+        return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(ties)))
+
+    @cached_property
+    def _tied(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each parameter that several have."""
+        homes: dict[str, dict[int, None]] = {}
+        for index, block in enumerate(self.blocks):
+            for _, fqn in block.parameters:
+                homes.setdefault(fqn, {})[index] = None
+        return tuple(dict.fromkeys(tuple(blocks) for blocks in homes.values() if len(blocks) > 1))
+
     def tied_blocks(self, fqn: str) -> tuple[int, ...]:
         """Indices of the blocks that use a parameter (more than one: it is tied)."""
         return tuple(i for i, block in enumerate(self.blocks) if any(fqn == bound for _, bound in block.parameters))

@@ -58,20 +58,11 @@ class Unit:
 
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan, tensor_rank: int) -> tuple[Unit, ...]:
     """The units of a virtual stage, in the order in which their forward passes end. Units without parameters do nothing."""
-    groups: list[list[int]] = []
-    shared = [set(graph.tied_blocks(parameter.fqn)) for parameter in graph.parameters]
-    tied = [blocks for blocks in shared if len(blocks) > 1]
-    for index in range(stage.first, stage.last):
-        found = next((group for group in groups if any({group[0], index} <= blocks for blocks in tied)), None)
-        if found is None:
-            groups.append([index])
-        else:
-            found.append(index)
-    groups.sort(key=lambda group: group[-1])
+    groups = sorted(graph.sharded_together(stage.first, stage.last), key=lambda group: group[-1])
     reached = [any(_has_gradient(graph, index) for index in group) for group in groups]
     units = [
         Unit(
-            tuple(group), stage.decisions[group[0] - stage.first].zero,
+            group, stage.decisions[group[0] - stage.first].zero,
             tuple({p.fqn: p for index in reversed(group) for p in _local(plan, graph, index, tensor_rank)}.values()),
             *arrives,
         )

@@ -170,15 +170,14 @@ class Stage(nn.Module):
         self.head = nn.ModuleList(blocks[max(4 - first, 0) : max(5 - first, 0)])
 
     def units(self):
-        """Indices of the blocks that are sharded together: those that share a parameter."""
+        """Indices of the blocks that are sharded together: those that share a parameter, or one with others that do."""
         units = []
         for index in range(self.first, self.last):
-            tied = [unit for unit in units if any({unit[0], index} <= set(blocks) for blocks in SHARED.values())]
-            if tied:
-                tied[0].append(index)
-            else:
-                units.append([index])
-        return units
+            shared = [set(blocks) for blocks in SHARED.values() if index in blocks]
+            tied = [unit for unit in units if any(not blocks.isdisjoint(unit) for blocks in shared)]
+            units = [unit for unit in units if unit not in tied]
+            units.append(sorted([index, *(member for unit in tied for member in unit)]))
+        return sorted(units)
 
     def forward(self, *received, input_ids, labels):
         if self.layers:
