@@ -45,10 +45,10 @@ def slots_in_order(order: Sequence[Any], name: str, pipeline: int, rank: int, st
     """Buffers for activations and for gradients of a stage under a schedule with several stages a rank.
 
     ``order``: torch's actions of the pipeline ``rank``, with receives; what a stage of the same rank hands over counts as
-    received. An activation for each micro-batch in flight and one
-    more; two gradients, and where backward passes are split one for each rank before this (their weight parts wait for so many
-    input gradients), under zbv one more. Under the interleaved schedules rounds come early where they go from the last rank to
-    the first, or back: two rounds of activations on the first and one of gradients on the last, at least.
+    received. An activation for each micro-batch in flight and one more; two gradients, and where backward passes are split one
+    for each rank before this (their weight parts wait for so many input gradients), under zbv one more. Under the interleaved
+    schedules rounds come early where they go from the last rank to the first, or back: two rounds of activations on the first
+    and one of gradients on the last, at least.
     """
     turn = microbatches // max(1, microbatches // pipeline)
     handed = any(action.stage_index == stage - 1 for action in order)

@@ -110,14 +110,14 @@ def context_bytes(
 
 
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan) -> tuple[list[Unit], list[int]]:
-    """The stage's units, and each block's; blocks that share a parameter are one."""
+    """The stage's units (:meth:`ModelGraph.sharded_together`), and each block's."""
     blocks = graph.blocks[stage.first : stage.last]
     members = [[index - stage.first for index in group] for group in graph.sharded_together(stage.first, stage.last)]
-    unit_of = [next(unit for unit, group in enumerate(members) if at in group) for at in range(len(blocks))]
+    unit_of = {at: unit for unit, group in enumerate(members) for at in group}
     units = [
         _unit(plan, graph, [blocks[at] for at in group], stage.decisions[group[0]].zero, group[-1]) for group in members
     ]
-    return units, unit_of
+    return units, [unit_of[at] for at in range(len(blocks))]
 
 
 def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, ends: int) -> Unit:

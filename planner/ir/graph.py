@@ -356,22 +356,22 @@ class ModelGraph:
         by the first of each. Blocks that share none are alone."""
         ties: nx.Graph[int] = nx.Graph()
         ties.add_nodes_from(range(first, last))
-        for blocks in self._tied:
+        for blocks in self._homes.values():
             nx.add_path(ties, [index for index in blocks if first <= index < last])
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(ties)))
 
+    def tied_blocks(self, fqn: str) -> tuple[int, ...]:
+        """Indices of the blocks that use a parameter (more than one: it is tied)."""
+        return self._homes.get(fqn, ())
+
     @cached_property
-    def _tied(self) -> tuple[tuple[int, ...], ...]:
-        """The blocks of each parameter that several have."""
+    def _homes(self) -> Mapping[str, tuple[int, ...]]:
+        """By parameter, the blocks that use it."""
         homes: dict[str, dict[int, None]] = {}
         for index, block in enumerate(self.blocks):
             for _, fqn in block.parameters:
                 homes.setdefault(fqn, {})[index] = None
-        return tuple(dict.fromkeys(tuple(blocks) for blocks in homes.values() if len(blocks) > 1))
-
-    def tied_blocks(self, fqn: str) -> tuple[int, ...]:
-        """Indices of the blocks that use a parameter (more than one: it is tied)."""
-        return tuple(i for i, block in enumerate(self.blocks) if any(fqn == bound for _, bound in block.parameters))
+        return {fqn: tuple(blocks) for fqn, blocks in homes.items()}
 
 
 __all__ = [

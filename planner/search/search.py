@@ -89,7 +89,7 @@ class _State:
 
     def open(self) -> dict[Candidate, float]:
         """The candidates of what is left, with the least bound of each."""
-        nodes: list[Node] = [*self.kin, *(node for _, _, node in self.heap)]
+        nodes: list[Node] = [*self.kin, *(node for _, _, node in self.heap), *(attempt for attempt, _ in self.heard)]
         nodes += () if self.helper is None else self.helper.away.values()
         found: dict[Candidate, float] = {}
         for node in nodes:

@@ -143,6 +143,8 @@ FIELDS = [
     ("pictures:cut", "fp32", SPLIT),
     # A bias that torch adds after the product: what the product reads is there until then.
     ("drawn:1056", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2)),
+    # The head shares a parameter with the embedding and another one with the layers: all of them are one unit.
+    ("drawn:3033", "fp32", Row(tensor=2, accumulation=4, microbatch=2, recompute="full")),
     # The most is alive while parts of a tensor are exchanged.
     ("drawn:13", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, schedule="gpipe", accumulation=2, microbatch=2)),
     # What goes into a recomputed region, or comes out, has a variable.
