@@ -182,6 +182,10 @@ class Helper:
         """So many of what it has are attempts that may be quicker than the target: it looks at no others."""
         return sum(isinstance(node, Attempt) and node.bound < target_s for node in self.away.values())
 
+    def begun(self, target_s: float) -> int:
+        """So many of these have been looked at."""
+        return sum(isinstance(node, Attempt) and node.looks > 0 and node.bound < target_s for node in self.away.values())
+
     def send(self, nodes: Sequence[Kin | Attempt], step_s: float) -> None:
         """Have nodes looked at."""
         fresh = []

@@ -39,8 +39,9 @@ WIDELY_AFTER_S, WIDELY_FOR = 12.0, 0.5
 """Seconds after which plans are sought in every mesh that is left, for this part of the time so far."""
 AHEAD, FAR_AHEAD = 6, 128
 """So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
-SHARED = 2
-"""So many attempts the helper has at least, as far as there are any: one may be over at once."""
+SHARED, LONG_SHARED = 2, 16
+"""So many attempts the helper has at least, as far as there are any: one may be over at once. Where it is not asked again for
+long, because one is looked at here for a second time: most are over sooner than that."""
 NEARER = 0.75
 """An attempt is shared where all that the helper has is nearer to the target than this part of its way."""
 WAIT_S, LAST_WAIT_S = 0.05, 0.5
@@ -123,8 +124,9 @@ class _State:
             if helper is not None and not node.looks and helper.attempts(target_s) <= self._begun(target_s):
                 helper.send([node], self.best.step_s)
                 continue
-            self._share(target_s)
-            further = self._unopened(target_s)
+            enough = LONG_SHARED if node.looks else SHARED
+            self._share(target_s, enough)
+            further = self._unopened(target_s, enough)
             if further is None:
                 self._part(node, target_s)
                 return node
@@ -132,9 +134,9 @@ class _State:
             return further
         return None if helper is None else helper.back(target_s)
 
-    def _unopened(self, target_s: float) -> Kin | Sketch | None:
-        """Where the helper has next to nothing although it was given what there is, a node here with more attempts in it."""
-        if self.helper is None or self.helper.attempts(target_s) >= SHARED:
+    def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | None:
+        """Where the helper has not enough although it was given what there is, a node here with more attempts in it."""
+        if self.helper is None or self.helper.attempts(target_s) >= enough:
             return None
         if self.kin and self.kin[0].bound < target_s:
             return self.kin.popleft()
@@ -150,19 +152,21 @@ class _State:
         self.heap.remove(entry)
         heapq.heapify(self.heap)
 
-    def _share(self, target_s: float) -> None:
-        """Where the helper has next to nothing, give it the first attempts that nobody has looked at, then those under way here
-        that are gone on with there as well."""
-        while self.helper is not None and self.helper.attempts(target_s) < SHARED:
+    def _share(self, target_s: float, enough: int) -> None:
+        """Give the helper attempts that nobody has looked at, the first ones, until it has enough; and of those under way here
+        that are gone on with there as well, as many as to have about as many under way as are here."""
+        helper = self.helper
+        while helper is not None:
+            fresh, begun = helper.attempts(target_s) < enough, helper.begun(target_s) < self._begun(target_s)
             found = [
                 (node.looks > 0, bound, order, node) for bound, order, node in self.heap
-                if isinstance(node, Attempt) and bound < target_s and node.movable
+                if isinstance(node, Attempt) and bound < target_s and (begun and node.movable if node.looks else fresh)
             ]
             if not found:
                 return
             _, bound, order, node = min(found)
             self._take_out((bound, order, node))
-            self.helper.send([node], self.best.step_s)
+            helper.send([node], self.best.step_s)
 
     def _part(self, node: Attempt, target_s: float) -> None:
         """Where the helper still has next to nothing, or nothing that is as far from proven, give it a part of the attempt that
