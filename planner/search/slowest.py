@@ -33,6 +33,8 @@ MOST_BLOCKS = 12
 """Of a rank; with more of them the slowest stage is hardly slower than parts of blocks are."""
 INSTANTS = 4
 """Instants of a rank that are looked at: those when most micro-batches are alive. (Each is a constraint.)"""
+TRIED = 12
+"""So many seconds at a time are looked at for each number of blocks."""
 DOES = (("F",), ("I", "B"), ("W", "B"))
 """Kinds of actions that each pass is a part of."""
 MISSED_BYTES, ALIKE = 1.0, 1e-9
@@ -120,17 +122,16 @@ class Slowest:
         ]
         marks = np.unique(np.concatenate([seconds for each in fronts for front in each for seconds, _ in front]))
         marks = marks[np.append(True, np.diff(marks) > ALIKE * marks[1:])]
-        # [instants, blocks, marks]: the fewest bytes of so many blocks whose stages all are as quick as the mark.
-        held = np.full((len(counts), most + 1, len(marks)), np.inf)
-        held[:, 0] = 0.0
-        for at in range(len(mine)):
-            wider = np.full_like(held, np.inf)
-            for number in range(fewest[at], largest[at] + 1):
-                own = np.array([_bytes(*each[at][number], marks) for each in fronts])
-                wider[:, number:] = np.minimum(wider[:, number:], held[:, : most + 1 - number] + own[:, None])
-            held = wider
-        fits = np.asarray((held <= room[:, None, None] + MISSED_BYTES).all(axis=0))
-        return np.asarray(np.where(fits.any(axis=1), marks[fits.argmax(axis=1)], marks[-1]))
+        low, high = np.full(most + 1, -1), np.full(most + 1, len(marks) - 1)
+        while (high - low > 1).any():  # The more seconds, the fewer bytes: the first mark that fits is behind low, up to high.
+            steps = np.linspace(low, high, TRIED + 2, axis=1).astype(int)
+            tried = np.unique(steps[(steps > low[:, None]) & (steps < high[:, None])])
+            held = _held(fronts, fewest, largest, marks[tried])
+            fits = np.asarray((held <= room[:, None, None] + MISSED_BYTES).all(axis=0))
+            first = np.where(fits.any(axis=1), fits.argmax(axis=1), len(tried))
+            low = np.maximum(low, np.append(-1, tried)[first])
+            high = np.minimum(high, np.append(tried, len(marks) - 1)[first])
+        return np.asarray(marks[high])
 
     def _instants(self, run: int, rank: int) -> tuple[Indices, Floats]:
         """Of the instants that are looked at, [instants, 2, virtual stages], and bytes for the run's blocks, [instants]."""
@@ -160,7 +161,7 @@ class Slowest:
         ))
         while len(known) <= most:
             known.append(_best(*_sums(known[-1], one)))
-        return known
+        return known[: most + 1]
 
     def _recompute_s(self, table: Table) -> Floats:
         whole = table.sums[:, INPUT_GRADIENT] + (0.0 if self.layout.shape.splits_backward else table.sums[:, WEIGHT_GRADIENT])
@@ -182,6 +183,22 @@ def _best(seconds: Floats, held: Floats) -> tuple[Floats, Floats]:
     seconds, held = seconds[order], held[order]
     kept = np.append(True, held[1:] < np.minimum.accumulate(held)[:-1])
     return seconds[kept], held[kept]
+
+
+def _held(
+    fronts: Sequence[Sequence[Sequence[tuple[Floats, Floats]]]], fewest: Indices, largest: Indices, marks: Floats
+) -> Floats:
+    """[instants, blocks, marks]: the fewest bytes of so many blocks whose stages all are as quick as the mark; ``fewest`` and
+    ``largest`` [stages]: blocks of each stage; ``fronts`` [instants][stages][blocks]."""
+    held = np.full((len(fronts), len(fronts[0][0]), len(marks)), np.inf)
+    held[:, 0] = 0.0
+    for at in range(len(fewest)):
+        wider = np.full_like(held, np.inf)
+        for number in range(fewest[at], largest[at] + 1):
+            own = np.array([_bytes(*each[at][number], marks) for each in fronts])
+            wider[:, number:] = np.minimum(wider[:, number:], held[:, : held.shape[1] - number] + own[:, None])
+        held = wider
+    return held
 
 
 def _bytes(seconds: Floats, held: Floats, marks: Floats) -> Floats:
