@@ -63,8 +63,11 @@ def ways_of(
 ) -> Ways | None:
     """Those that fit and take no longer than the limit with all the rank does in a step, with so many blocks of each portion
     (``ranges``) and of all of them (``blocks``); none that another beats. None where there are too many."""
-    options = [_options(shares, stream, rank, slot, ranges) for slot in range(shares.shape.virtual)]
-    joined = _Joined(options, float(shares.capacity_bytes[rank]) * (1 + ROUNDED), limit_s * (1 + ROUNDED), blocks).ways
+    every = [_options(shares, stream, rank, slot, ranges) for slot in range(shares.shape.virtual)]
+    room = float(shares.capacity_bytes[rank]) * (1 + ROUNDED)
+    # What fits nowhere is quickly found, and mostly leaves few to set against each other.
+    options = [option.without_beaten() for option in _Joined(every, room, limit_s * (1 + ROUNDED), blocks).possible]
+    joined = _Joined(options, room, limit_s * (1 + ROUNDED), blocks).ways
     if joined is None:
         return None
     counts, at = np.zeros((len(joined), *shares.sizes.shape[2:]), dtype=np.int64), np.full(len(joined), rank)
@@ -79,22 +82,37 @@ def ways_of(
 @dataclass(frozen=True)
 class _Options:
     """What one stage of a rank can have. ``portions``: which of the rank's; ``counts`` [options, portions, choices]; ``blocks``
-    [options]; ``held`` [options, instants]: bytes; ``took`` [options]: seconds of a step, at least."""
+    [options]; ``held`` [options, instants]: bytes; ``took`` [options]: seconds of a step, at least; ``columns`` [options,
+    columns]: all that one can be worse in."""
 
     portions: Indices
     counts: Numbers
     blocks: Indices
     held: Floats
     took: Floats
+    columns: Floats
 
     def part(self, which: Indices) -> _Options:
         return replace(
-            self, counts=self.counts[which], blocks=self.blocks[which], held=self.held[which], took=self.took[which]
+            self, counts=self.counts[which], blocks=self.blocks[which], held=self.held[which], took=self.took[which],
+            columns=self.columns[which],
         )
+
+    def without_beaten(self) -> _Options:
+        """Less those that another of as many blocks beats."""
+        return self.part(_best(self.blocks, self.columns))
+
+    def least(self, size: int) -> tuple[Floats, Floats]:
+        """Bytes [size, instants] and seconds [size] of so many blocks, at least; without end where no option has them."""
+        held, took = np.full((size, self.held.shape[1]), np.inf), np.full(size, np.inf)
+        for number in np.unique(self.blocks[self.blocks < size]):
+            mine = self.blocks == number
+            held[number], took[number] = self.held[mine].min(axis=0), self.took[mine].min()
+        return held, took
 
 
 def _options(shares: Shares, stream: Stream, rank: int, slot: int, ranges: Sequence[Range]) -> _Options:
-    """Those of a stage that another does not beat."""
+    """Those of a stage."""
     mine = np.array([at for at, portion in enumerate(shares.portions[rank]) if portion.slot == slot])
     runs = [_dealt_both(shares, rank, int(at), ranges) for at in mine[::2]]
     chosen = np.array(list(itertools.product(*(range(len(run)) for run in runs)))).reshape(-1, len(runs))
@@ -113,9 +131,7 @@ def _options(shares: Shares, stream: Stream, rank: int, slot: int, ranges: Seque
     columns = np.column_stack([
         _actions(passes_s, shares.shape.splits_backward), once_s, optimizer_s, hides, held, *transients
     ])
-    blocks = counts[:, ::2].sum(axis=(1, 2))
-    found = _Options(mine, counts, blocks, held, took)
-    return found.part(_best(blocks, columns))
+    return _Options(mine, counts, counts[:, ::2].sum(axis=(1, 2)), held, took, columns)
 
 
 def _dealt_both(shares: Shares, rank: int, at: int, ranges: Sequence[Range]) -> Numbers:
@@ -168,6 +184,27 @@ class _Joined:
                 return None
         return ways
 
+    @property
+    def possible(self) -> list[_Options]:
+        """Of every stage, the options that go with anything of the others."""
+        (held, took), found = self._nothing, list[_Options]()
+        for every, (rest_bytes, rest_s) in zip(self.options, self._rest, strict=True):
+            option = every.part(np.flatnonzero(every.blocks <= self.blocks[1]))
+            # Of all other stages, by the blocks of this one.
+            others_bytes, others_s = _least_sums(held, took, rest_bytes, rest_s)
+            fits = option.took + others_s[option.blocks] <= self.limit_s
+            fits &= (option.held + others_bytes[option.blocks] <= self.room).all(axis=1)
+            found.append(option.part(np.flatnonzero(fits)))
+            held, took = _after(held, took, *option.least(len(took)))
+        return found
+
+    @property
+    def _nothing(self) -> tuple[Floats, Floats]:
+        """Bytes [blocks, instants] and seconds [blocks] of no stage: it has no blocks."""
+        none = np.arange(self.blocks[1] + 1) == 0
+        instants = self.options[0].held.shape[1]
+        return np.where(none[:, None], np.zeros(instants), np.inf), np.where(none, 0.0, np.inf)
+
     @cached_property
     def _rest(self) -> list[tuple[Floats, Floats]]:
         """Behind each stage, by the blocks up to it: bytes [blocks, instants] and seconds [blocks] of the stages that follow,
@@ -177,12 +214,25 @@ class _Joined:
         instants = self.options[0].held.shape[1]
         found = [(np.where(inside[:, None], np.zeros(instants), np.inf), np.where(inside, 0.0, np.inf))]
         for option in reversed(self.options[1:]):
-            (later_bytes, later_s), size = found[-1], most + 1
-            held, took = np.full((size, instants), np.inf), np.full(size, np.inf)
-            for number in np.unique(option.blocks[option.blocks <= most]):
-                mine = option.blocks == number
-                before = slice(0, size - int(number))
-                held[before] = np.minimum(held[before], later_bytes[number:] + option.held[mine].min(axis=0))
-                took[before] = np.minimum(took[before], later_s[number:] + option.took[mine].min())
-            found.append((held, took))
+            found.append(_least_sums(*option.least(most + 1), *found[-1]))
         return found[::-1]
+
+
+def _least_sums(held: Floats, took: Floats, rest_bytes: Floats, rest_s: Floats) -> tuple[Floats, Floats]:
+    """By the blocks before them: the least of something of any number of blocks, and of what has those and these before it."""
+    bytes_, seconds = np.full_like(held, np.inf), np.full_like(took, np.inf)
+    for number in np.flatnonzero(np.isfinite(took)):
+        before = slice(0, len(took) - int(number))
+        bytes_[before] = np.minimum(bytes_[before], rest_bytes[number:] + held[number])
+        seconds[before] = np.minimum(seconds[before], rest_s[number:] + took[number])
+    return bytes_, seconds
+
+
+def _after(held: Floats, took: Floats, own_bytes: Floats, own_s: Floats) -> tuple[Floats, Floats]:
+    """By the blocks in all: the least of two together."""
+    bytes_, seconds = np.full_like(held, np.inf), np.full_like(took, np.inf)
+    for number in np.flatnonzero(np.isfinite(own_s)):
+        behind = slice(int(number), len(took))
+        bytes_[behind] = np.minimum(bytes_[behind], held[: len(took) - number] + own_bytes[number])
+        seconds[behind] = np.minimum(seconds[behind], took[: len(took) - number] + own_s[number])
+    return bytes_, seconds
