@@ -60,6 +60,9 @@ def _bundle(program: Path) -> Bundle:
     """The plan that a program was emitted from. Raises InputError where the directory is no such program."""
     from planner.bundle import read
 
+    if not program.is_dir():
+        wrong = "is no folder" if program.exists() else "is not there"
+        raise InputError(str(program), wrong, "give the folder that `shardwright emit` wrote")
     for name in _SIDES:
         if not (program / name).is_file():
             raise InputError(str(program), f"holds no {name}", _AGAIN)

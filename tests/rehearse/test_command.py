@@ -77,3 +77,7 @@ def test_wrong_ranks_are_refused(program: Path, arguments: list[str], words: str
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     outcome = run("rehearse", tmp_path)
     assert outcome.code == 2 and "holds no plan.yaml" in outcome.error
+    (tmp_path / "plan.yaml").touch()
+    for path, words in ((tmp_path / "plan.yaml", "is no folder"), (tmp_path / "other", "is not there")):
+        outcome = run("rehearse", path)
+        assert outcome.code == 2 and words in outcome.error and "the folder that `shardwright emit` wrote" in outcome.error
