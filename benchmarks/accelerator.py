@@ -5,22 +5,27 @@
     python benchmarks/accelerator.py report RUN measured.json           # here: predictions beside measurements
 
 `run` measures the machine (the probes of `shardwright profile`), then trains every emitted program for some steps in a
-process of its own. It stops before ``--limit`` seconds and goes on where it stopped when the same output is given again.
-`report` writes the measured profile and ``results/accelerator.json``: predictions from the profile that the plans were made
-with and from the measured one.
+process of its own, from parameters drawn on the device (the program's own initial values are drawn on the CPU, so that they are
+the same anywhere, which takes a minute of eight billion). It stops before ``--limit`` seconds and goes on where it stopped when
+the same output is given again. `report` writes the measured profile and ``results/accelerator.json``: predictions from the
+profile that the plans were made with and from the measured one, the latter also beside the seconds of all kernels of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,8 @@ WARM_UP, STEPS = 3, 8
 GPT, LLAMA = "examples/gpt.py:gpt", "examples/llama.py:llama"
 CASE_LIMIT_S = 240.0
 """What one program may take, its start and compilation included."""
+KERNELS = 40
+"""The kernels that are written down of a step, those that take longest."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Case:
 
     name: str
     model: str
-    shape: Mapping[str, int]
+    shape: Mapping[str, float]
     sequence: int
     batch: int
     micro: int
@@ -70,16 +77,17 @@ def _llama(layers: int, hidden: int, kv_heads: int, ffn_hidden: int, vocab: int)
 def _cases() -> tuple[Case, ...]:
     """Half a billion to eight billion parameters; the most telling ones first, in case the time runs out."""
     half = ("gpt-0.5b", GPT, _gpt(24, 1280, 10), 1024, 16, 8)
+    dropping = ("gpt-0.5b-dropout", GPT, {**_gpt(24, 1280, 10), "dropout": 0.1}, 1024, 16, 8)
     one = ("llama-1b", LLAMA, _llama(16, 2048, 8, 8192, 128256), 2048, 8, 4)
     three = ("gpt-2.7b", GPT, _gpt(32, 2560, 20), 2048, 8, 4)
     four = ("llama-3.6b", LLAMA, _llama(28, 3072, 8, 8192, 128256), 2048, 4, 2)
     seven = ("llama-6.7b", LLAMA, _llama(32, 4096, 32, 11008, 32000), 2048, 2, 1)
     eight = ("llama-8b", LLAMA, _llama(32, 4096, 8, 14336, 128256), 2048, 1, 1)
     return (
-        Case(*half, "none"), Case(*one, "none"), Case(*one, "full"), Case(*half, "none", True), Case(*three, "none"),
-        Case(*one, "none", True), Case(*four, "none"), Case(*seven, "full"), Case(*half, "full"), Case(*three, "full"),
-        Case(*four, "selective"), Case(*four, "none", True), Case(*seven, "full", True), Case(*half, "selective"),
-        Case(*one, "full", True), Case(*eight, "full"),
+        Case(*one, "none"), Case(*seven, "full"), Case(*eight, "full"), Case(*three, "none"), Case(*half, "none"),
+        Case(*four, "none"), Case(*three, "full"), Case(*one, "full"), Case(*four, "selective"), Case(*half, "full"),
+        Case(*dropping, "none"), Case(*half, "none", True), Case(*one, "none", True), Case(*four, "none", True),
+        Case(*seven, "full", True), Case(*one, "full", True), Case(*half, "selective"), Case(*dropping, "full"),
     )
 
 
@@ -108,19 +116,13 @@ def main(arguments: list[str] | None = None) -> None:
     reporting.add_argument("folder", type=Path)
     reporting.add_argument("measured", type=Path)
     reporting.add_argument("--output", type=Path, default=RESULTS / "accelerator.json")
-    single = commands.add_parser("one", help="train one program (`run` calls this)")
-    single.add_argument("program", type=Path)
-    single.add_argument("--steps", type=int, default=STEPS)
-    single.add_argument("--compile", action="store_true")
     options = parser.parse_args(arguments)
     if options.command == "prepare":
         prepare(options.folder, options.cluster, TINY if options.tiny else CASES)
     elif options.command == "run":
         run(options.folder, options.output, options.limit, quick=options.quick)
-    elif options.command == "report":
-        report(options.folder, options.measured, options.output)
     else:
-        print(json.dumps(train_one(options.program, options.steps, options.compile)))
+        report(options.folder, options.measured, options.output)
 
 
 def prepare(folder: Path, cluster: str, cases: tuple[Case, ...]) -> None:
@@ -167,8 +169,9 @@ def run(folder: Path, output: Path, limit_s: float, *, quick: bool) -> None:
         if left < CASE_LIMIT_S / 4:
             print(f"{left:.0f} s are left: run again with the same output to go on", flush=True)
             break
-        measured["runs"][case.key] = _train(folder / case.plan / "program", case, min(left, CASE_LIMIT_S), quick=quick)
-        print(f"{case.key}: {measured['runs'][case.key]}", flush=True)
+        found = _train(folder / case.plan / "program", case, min(left, CASE_LIMIT_S), quick=quick)
+        measured["runs"][case.key] = found
+        print(f"{case.key}: {({name: value for name, value in found.items() if name != 'kernels'})}", flush=True)
         _write(output, measured)
 
 
@@ -183,47 +186,99 @@ def _measure(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _train(program: Path, case: Case, limit_s: float, *, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, __file__, "one", str(program), "--steps", str(3 if quick else STEPS)]
-    command += ["--compile"] if case.compiled else []
+    """One program in a process of its own, which has imported torch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=train_one, args=(program, 3 if quick else STEPS, case.compiled, there))
+    begin = time.monotonic()
+    process.start()
+    there.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {limit_s:.0f} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    outcome: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return outcome
+        found: dict[str, Any] = here.recv() if here.poll(limit_s) else {"failed": f"took more than {limit_s:.0f} s"}
+    except EOFError:
+        process.join()
+        found = {"failed": f"ended with {process.exitcode}"}
+    process.terminate()
+    process.join()
+    return {**found, "wall_s": time.monotonic() - begin}
 
 
-def train_one(path: Path, steps: int, compiled: bool) -> dict[str, Any]:
-    """Seconds of each of ``steps`` steady steps and the most memory that they took; runs in a process of its own."""
+def train_one(path: Path, steps: int, compiled: bool, answer: Connection) -> None:
+    """Answer with the seconds of each of ``steps`` steady steps, the memory that they took and their kernels."""
+    import torch
+
+    try:
+        answer.send(_steps(path, steps, compiled))
+    except torch.OutOfMemoryError:
+        answer.send({"out_of_memory": True})
+    except Exception as error:  # noqa: BLE001 - whatever it is belongs to this case
+        answer.send({"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+
+
+def _steps(path: Path, steps: int, compiled: bool) -> dict[str, Any]:
     sys.path.insert(0, str(path.resolve()))
     import torch
     import train  # type: ignore[import-not-found]
 
-    from runtime import launch
-    from runtime.loop import Trainer, compile_blocks
+    from runtime import launch, loop
 
-    program = train.build()
-    trainer = Trainer(program, launch.parse_options(["--steps", str(WARM_UP + steps)], **train.DEFAULTS))
+    program = replace(train.build(), recipes=None)
+    device = program.world.device
+    cuda = device.type == "cuda"
+    trainer = loop.Trainer(program, launch.parse_options(["--steps", str(WARM_UP + steps)], **train.DEFAULTS))
+    _draw((held.fqn, held.local) for held in trainer.parameters)
     if compiled:
-        compile_blocks(program.modules)
-    cuda = program.world.device.type == "cuda"
+        loop.compile_blocks(program.modules)
     seconds: list[float] = []
-    try:
-        for step in range(WARM_UP + steps):
-            if step == WARM_UP and cuda:
-                torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
-            trainer.step()
-            if cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begin)
-    except torch.OutOfMemoryError:
-        return {"out_of_memory": True}
+    losses: list[float] = []
+    found: dict[str, Any] = {"step_s": [], "allocated_bytes": 0, "reserved_bytes": 0}
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP and cuda:
+            found["held_bytes"] = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        losses.append(trainer.step()[0])  # It waits for the gradients' norm: the update runs while the next step begins.
+        seconds.append(time.perf_counter() - begin)
+    found |= {"step_s": seconds[WARM_UP:], "first_step_s": seconds[0], "losses": losses}
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+        found |= {
+            "allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved(),
+            "device_bytes": total - free, **_kernels(trainer),
+        }
+    return found
+
+
+def _draw(parameters: Iterable[tuple[str, Any]]) -> None:
+    """Matrices as GPT-2 begins, norms one: what a product's elements are decides how much power it takes, and its clock."""
+    import torch
+
+    with torch.no_grad():
+        for fqn, parameter in parameters:
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.02)
+            else:
+                parameter.fill_(0.0 if fqn.endswith("bias") else 1.0)
+
+
+def _kernels(trainer: Any) -> dict[str, Any]:
+    """One step's kernels: (name, calls, seconds), and the seconds of all."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        trainer.step()
+        torch.cuda.synchronize()
+    calls: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for event in watched.events():
+        if event.device_type.name == "CUDA":
+            calls[event.name] += 1
+            seconds[event.name] += event.time_range.elapsed_us() / 1e6
     return {
-        "step_s": seconds[WARM_UP:], "allocated_bytes": torch.cuda.max_memory_allocated() if cuda else 0,
-        "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else 0,
+        "kernels": [[name[:200], calls[name], taken] for name, taken in seconds.most_common(KERNELS)],
+        "kernels_s": seconds.total(), "kernel_count": calls.total(),
     }
 
 
@@ -277,6 +332,8 @@ def _row(folder: Path, case: Case, runs: Mapping[str, Any], refused: Mapping[str
     row |= {"measured_step_s": step_s, **{name: found[name] for name in ("allocated_bytes", "reserved_bytes")}}
     row["error_pct"] = {name: 100 * (value / step_s - 1) for name, value in row["predicted_step_s"].items()}
     if found["allocated_bytes"]:
+        row |= {name: found[name] for name in ("kernels_s", "kernel_count", "device_bytes", "first_step_s")}
+        row["error_pct"]["kernels"] = 100 * (own.step_s / found["kernels_s"] - 1)
         row["error_pct"]["allocated"] = 100 * (row["predicted_allocated_bytes"] / found["allocated_bytes"] - 1)
         row["error_pct"]["reserved"] = 100 * (row["predicted_total_bytes"] / found["reserved_bytes"] - 1)
     return row

@@ -20,8 +20,7 @@ What exists, and when (files of ``torch/distributed/fsdp/_fully_shard``):
   *gather buffers*: a flat output for the block, copied out afterwards, and the shard cast to ``param_dtype``
   (``foreach_all_gather``).
 - *optimizer*: two moments in the master's dtype beside the sharded parameter, from the first step on
-  (``torch/optim/adamw.py``); the ``foreach`` form makes the square roots of all second moments at once while it
-  steps."""
+  (``torch/optim/adamw.py``); the fused form steps in place."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
-from hardware_profiles.engine import Engine, engine, engine_names
+from hardware_profiles.engine import DEFAULT_ENGINE, Engine, engine, engine_names
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.reader import profile_names
 from hardware_profiles.resolve import ProfileRow, cluster_from_yaml, cluster_to_yaml, describe, resolve_cluster
 
 __all__ = [
+    "DEFAULT_ENGINE",
     "Chip",
     "Cluster",
     "EfficiencyCurve",

@@ -38,6 +38,7 @@ class Chip:
     ``attention_forward``, ``attention_backward``: share of the peak that the best fused attention reaches with heads of 128;
     ``attention_portable``: what a kernel without the chip's newest instructions reaches of that; ``memory_efficiency`` and
     ``memory_half_bytes``: share of the memory bandwidth that a streaming kernel reaches, and the bytes at half of it;
+    ``memory_irregular``: share of that which element-wise kernels reach whose operands do not lie side by side;
     ``launch_s``: what starting one kernel costs; ``reserve_bytes``: context, communication buffers and allocator slack;
     ``training_dtype``: what a job computes in unless it says otherwise. ``attention_half_head``: head size whose softmax costs
     fused attention as much as its products (None: that of GPUs); ``attention_tile``: keys that causal attention computes at
@@ -63,6 +64,7 @@ class Chip:
     hook_s: float = 0.0
     functions: Mapping[str, float] = field(default_factory=dict)
     attention_portable: float = 1.0
+    memory_irregular: float = 1.0
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s of ``dtype``; a dtype that the chip has no rate for raises :class:`ProfileFormatError`."""

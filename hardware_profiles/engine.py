@@ -38,13 +38,18 @@ class Engine:
     Attention: ``flash``, the chip's best kernel; ``portable``, one that does not use the chip's newest instructions;
     ``unfused``, products, softmax and dropout as kernels of their own. ``attention_speed``: its rate over the chip's.
     Other work: ``pointwise_traffic``, share of the bytes of memory-bound work that still moves; ``kernels``, share of its
-    kernels; ``host_s``, what the host needs for one operation or collective of the graph: a block takes at least that for each.
+    kernels; ``loss_forward`` and ``loss_backward``, bytes of an element of the logits that cross-entropy moves (0: it reads
+    them once and writes their gradient once); ``sums``, share of autograd's sums (of a value's gradients where several
+    operations read it) that are kernels of their own; ``host_s``, what the host needs for
+    one operation or collective of the graph: a block takes at least that for each.
     Traffic: ``gathers_hidden`` and ``gathers_floor``, overlap of ZeRO's traffic of a micro-batch with its compute
     (cost_models/overlap.py); ``gradients_hidden`` and ``gradients_floor``, of what is reduced once a step with the last
     backward pass; ``collective_speed``, rate of both over the links'; ``gradient``, bytes of one element as it is reduced
     (0: the master's); ``tensor_exposed``, seconds of the tensor axis' collectives that are waited for, over what they take
     alone; ``sends_exposed``, the same of transfers between pipeline ranks; ``sends_blocking``, share of these for which
     both ranks stop; ``sends_scattered``, whether each tensor rank sends its own part of a replicated tensor.
+    Around ZeRO's traffic: ``gather_copies``, times that gathered parameters are read or written besides being cast;
+    ``reduce_copies``, the same of reduced gradients.
     Optimizer: ``accumulation``, share of the passes that add a micro-batch's gradients to the masters' which are left (0: the
     product that makes a gradient adds it); ``optimizer_passes``, tensors of the masters' size that the update moves;
     ``step_s``, what a step takes beside all that is counted.
@@ -71,6 +76,11 @@ class Engine:
     cast_passes: float = 0.0
     pointwise_traffic: float = 1.0
     kernels: float = 1.0
+    loss_forward: float = 0.0
+    loss_backward: float = 0.0
+    sums: float = 0.0
+    gather_copies: float = 0.0
+    reduce_copies: float = 0.0
     host_s: float = 0.0
     gathers_hidden: float = 0.0
     gathers_floor: float = 1.0
@@ -83,7 +93,7 @@ class Engine:
     sends_blocking: float = 0.0
     sends_scattered: bool = False
     accumulation: float = 1.0
-    optimizer_passes: float = 21.0
+    optimizer_passes: float = 10.0
     step_s: float = 0.0
     keeps: Bookkeeping = "operations"
     selective: Selective = "attention"
@@ -101,7 +111,9 @@ class Engine:
 
 UNITS: Mapping[str, str] = {
     "attention_speed": "ratio", "matmul_speed": "ratio", "grouped_speed": "ratio", "cast_passes": "elements",
-    "pointwise_traffic": "ratio", "kernels": "ratio", "host_s": "s", "gathers_hidden": "ratio", "gathers_floor": "ratio",
+    "pointwise_traffic": "ratio", "kernels": "ratio", "loss_forward": "bytes", "loss_backward": "bytes",
+    "sums": "ratio", "gather_copies": "elements", "reduce_copies": "elements",
+    "host_s": "s", "gathers_hidden": "ratio", "gathers_floor": "ratio",
     "gradients_hidden": "ratio",
     "gradients_floor": "ratio", "collective_speed": "ratio", "gradient": "bytes", "tensor_exposed": "ratio",
     "sends_exposed": "ratio", "sends_blocking": "ratio", "accumulation": "ratio", "optimizer_passes": "elements", "step_s": "s",
@@ -255,3 +267,7 @@ def _si(name: str, quantity: Quantity, where: str) -> float:
     if name in _SHARES and value > 1:
         raise ProfileFormatError(f"{where}: {name}", f"{value} is above 1", "a share is between 0 and 1")
     return value
+
+
+DEFAULT_ENGINE = engine("torch-eager")
+"""What runs a program that `emit` wrote."""

@@ -20,11 +20,13 @@ _DIMENSIONS = {
     "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
     "half_dim": "elements", "tile": "elements", "attention_forward": "ratio", "attention_backward": "ratio",
     "attention_portable": "ratio",
-    "memory_efficiency": "ratio", "memory_half": "bytes", "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
+    "memory_efficiency": "ratio", "memory_irregular": "ratio", "memory_half": "bytes",
+    "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
     "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "functions": "s/element",
     "attention_half_head": "elements", "attention_tile": "elements", "hook": "s",
 }  # fmt: skip
-_SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "efficiency"}
+_SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "memory_irregular",
+           "efficiency"}  # fmt: skip
 _POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth"}
 
 
@@ -198,6 +200,7 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
         hook_s=si.get("chip.hook", 0.0),
         functions={name: si[f"chip.functions.{name}"] for name in document.chip.functions},
         attention_portable=si.get("chip.attention_portable", 1.0),
+        memory_irregular=si.get("chip.memory_irregular", 1.0),
     )
 
 

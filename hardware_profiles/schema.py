@@ -46,6 +46,7 @@ class ChipDocument(_Strict):
     attention_portable: Quantity | None = None
     memory_efficiency: Quantity
     memory_half: Quantity
+    memory_irregular: Quantity | None = None
     launch: Quantity
     reserve: Quantity
     attention_half_head: Quantity | None = None

@@ -191,8 +191,7 @@ class TensorAxis:
             start, length = spans(classes, self.degree, self.rank)[0]
             return vocabulary.CrossEntropy.apply(logits, target, self.name, start, length, ignore_index)
         if logits.dtype in vocabulary.HALF:
-            length = logits.size(min(1, logits.dim() - 1))
-            return vocabulary.CrossEntropy.apply(logits, target, "", 0, length, ignore_index)
+            return vocabulary.HalfCrossEntropy.apply(logits, target, ignore_index)
         return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
 
     def softmax(self, x: Tensor, dim: int) -> Tensor:

@@ -52,7 +52,8 @@ class LossScale:
 
 
 class Optimizer:
-    """torch's AdamW (Loshchilov and Hutter 2019) over the elements that this rank holds.
+    """torch's AdamW (Loshchilov and Hutter 2019) over the elements that this rank holds, as one kernel that reads and writes
+    each once: the ``foreach`` form, the default on CUDA, moves three times as much and makes a whole moment besides.
 
     ``decays``: whether weight decay applies, by FQN (those that are not named: yes).
     """
@@ -72,9 +73,10 @@ class Optimizer:
                 {"params": shards, "weight_decay": weight_decay if decayed else 0.0}
                 for decayed, shards in groups.items()  # empty ones too: a stage may train nothing
             ],
-            lr=rate.peak, betas=betas, eps=epsilon,
+            lr=rate.peak, betas=betas, eps=epsilon, fused=True,
         )
         self._updates = 0
+        self.state()  # Before any activation is made: the first step takes the memory that all others take.
 
     def step(self, step: int, factor: float) -> float:
         """Update with the gradients times ``factor``; returns the learning rate of this ``step`` (from 1)."""
@@ -96,7 +98,7 @@ class Optimizer:
         for shard in self.shards:
             if not self.adamw.state[shard]:
                 self.adamw.state[shard] = {
-                    "step": torch.zeros(()), "exp_avg": torch.zeros_like(shard.data),
+                    "step": torch.zeros((), device=shard.device), "exp_avg": torch.zeros_like(shard.data),
                     "exp_avg_sq": torch.zeros_like(shard.data),
                 }
         return {name: [self.adamw.state[shard][name] for shard in self.shards] for name in ("exp_avg", "exp_avg_sq")}
@@ -119,11 +121,13 @@ def squared_norm(parameters: Sequence[Held], device: torch.device) -> Tensor:
 
     The sum over all ranks of the world counts every element of every parameter once.
     """
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for held in parameters:
-        if held.gradient is not None:
-            total += torch.linalg.vector_norm(held.gradient).double().square() / held.replication
-    return total
+    gradients = ((held.gradient, held.replication) for held in parameters)
+    found = [(gradient, copies) for gradient, copies in gradients if gradient is not None and gradient.numel()]
+    if not found:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm([gradient for gradient, _ in found])
+    shares = torch.tensor([1 / copies for _, copies in found], dtype=torch.float64, device=device)
+    return torch.stack(norms).double().square().dot(shares)
 
 
 def reduce_over_world(values: Sequence[Tensor]) -> list[float]:

@@ -15,6 +15,7 @@ from .fits import (
     StreamFit,
     fit_attention,
     fit_function,
+    fit_irregular,
     fit_link,
     fit_products,
     fit_stream,
@@ -86,7 +87,7 @@ def _chip(measurement: Measurement, note: _Note, launch_s: float) -> dict[str, A
         "peak": {dtype: note(fit.best_flops_s / 1e12, "TFLOP/s", f"quickest product, or what the curve tends to{share}")
                  for dtype, fit in curves.items()},
         "gemm": {dtype: _curve(fit, note, len(products[dtype])) for dtype, fit in curves.items()},
-        **_attention(attention, note), **_stream(stream, note),
+        **_attention(attention, note), **_stream(stream, note), **_irregular(measurement, stream, note),
         "launch": note(launch_s * 1e6, "us", "mean of 100 kernels of 64 elements, half of them in a backward pass"
                        if machine.device == "cpu" else "mean of 100 kernels of a captured graph"),
         "reserve": note(machine.reserve_bytes / 2**20, "MiB", "resident set of a process that has joined its group"
@@ -127,6 +128,14 @@ def _stream(fit: StreamFit, note: _Note) -> dict[str, object]:
     return {
         "memory_efficiency": note(fit.efficiency, "ratio", how), "memory_half": note(fit.half_bytes / 1e3, "kB", how),
     }
+
+
+def _irregular(measurement: Measurement, stream: StreamFit, note: _Note) -> dict[str, object]:
+    found = measurement.of("irregular")
+    if not found:
+        return {}
+    how = "[2, 16, tokens, 128] of which heads lie inside tokens, times [tokens, 128]"
+    return {"memory_irregular": note(fit_irregular(found, stream), "ratio", how)}
 
 
 def _functions(measurement: Measurement, note: _Note) -> dict[str, object]:

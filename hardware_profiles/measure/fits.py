@@ -22,6 +22,8 @@ FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _TENSORS = 3
 """x, y and their sum: what a stream moves."""
+_IRREGULAR_TENSORS = 2
+"""What is read and what is written; the table that it is multiplied by is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,13 @@ def fit_stream(observations: Sequence[Observation], launch_s: float) -> StreamFi
     rate = rate or 1 / best
     best = max(best, 1 / rate)
     return StreamFit(best, 1 / (rate * best), max(0.0, start - launch_s) / rate, error)
+
+
+def fit_irregular(observations: Sequence[Observation], stream: StreamFit) -> float:
+    """Share of what large tensors reach that a kernel reaches whose operand does not lie side by side."""
+    item = observations[0]
+    rate = _IRREGULAR_TENSORS * _BYTES[item.probe.dtype] * item.probe.sizes[0] / item.seconds
+    return min(1.0, rate / (stream.best_bytes_s * stream.efficiency))
 
 
 def fit_function(observations: Sequence[Observation]) -> float:

@@ -22,6 +22,7 @@ LAUNCHES = 100
 """Kernels of one call of a ``launch`` probe."""
 _COLUMNS = {"cross_entropy_loss": 1024}
 _WIDTH = 256
+_HEADS, _HEAD = 16, 128
 
 
 def prepare(probe: Probe, device: torch.device) -> tuple[Call, int]:
@@ -39,6 +40,8 @@ def _single(probe: Probe, device: torch.device) -> Call:
         return _attention(probe.sizes, dtype, device, backward=probe.subject == "attention_backward")
     if probe.subject == "stream":
         return _stream(probe.sizes[0], dtype, device)
+    if probe.subject == "irregular":
+        return _irregular(probe.sizes[0], dtype, device)
     if probe.subject == "function":
         return _function(probe.name, probe.sizes[0], dtype, device)
     raise ValueError(f"{probe.subject} is no compute probe")
@@ -103,6 +106,16 @@ def _stream(elements: int, dtype: torch.dtype, device: torch.device) -> Call:
     def one() -> Call:
         x, y = torch.ones(elements, dtype=dtype, device=device), torch.ones(elements, dtype=dtype, device=device)
         return lambda: torch.add(x, y)
+
+    return _in_turns([one() for _ in range(_sets(2 * dtype.itemsize * elements, device))])
+
+
+def _irregular(elements: int, dtype: torch.dtype, device: torch.device) -> Call:
+    """What rotary position embedding does to queries: [batch, heads, tokens, 128], of which heads lie inside tokens."""
+    def one() -> Call:
+        x = torch.ones(2, elements // (2 * _HEADS * _HEAD), _HEADS, _HEAD, dtype=dtype, device=device).transpose(1, 2)
+        table = torch.ones(x.shape[-2:], dtype=dtype, device=device)
+        return lambda: torch.mul(x, table)
 
     return _in_turns([one() for _ in range(_sets(2 * dtype.itemsize * elements, device))])
 

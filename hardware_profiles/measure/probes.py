@@ -50,6 +50,8 @@ _STREAMS: dict[DeviceKind, tuple[int, ...]] = {
     "cuda": (1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28),
 }
 FUNCTION_ELEMENTS = 1 << 18
+IRREGULAR_ELEMENTS = 1 << 25
+"""Enough that the start of the kernel does not count."""
 _MESSAGES: dict[DeviceKind, tuple[int, ...]] = {
     "cpu": (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22), "cuda": (1 << 12, 1 << 18, 1 << 21, 1 << 24, 1 << 27, 1 << 29),
 }  # fmt: skip
@@ -66,6 +68,8 @@ def compute_probes(settings: Settings) -> tuple[Probe, ...]:
         probes += [Probe("attention", shape, first), Probe("attention_backward", shape, first)]
     probes += [Probe("stream", (size,), first) for size in (_STREAMS[device][::2] if few else _STREAMS[device])]
     probes.append(Probe("launch"))
+    if device == "cuda":
+        probes.append(Probe("irregular", (IRREGULAR_ELEMENTS,), first))
     if device == "cpu":
         names = [*FUNCTIONS, *(f"{name}_backward" for name in FUNCTIONS if name != "sum")]
         sizes = (SMALL_FUNCTION, FUNCTION_ELEMENTS)

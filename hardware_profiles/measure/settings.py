@@ -7,7 +7,7 @@ from typing import Literal
 
 DeviceKind = Literal["cpu", "cuda"]
 Subject = Literal[
-    "gemm", "attention", "attention_backward", "stream", "function", "launch", "hook", "all_reduce", "all_gather",
+    "gemm", "attention", "attention_backward", "stream", "irregular", "function", "launch", "hook", "all_reduce", "all_gather",
     "reduce_scatter", "all_to_all", "send",
 ]  # fmt: skip
 
@@ -59,7 +59,8 @@ class Probe:
     """One thing to time. ``sizes`` by subject:
 
     ``gemm``: m, n, k; ``attention``: batch, heads, queries = keys, head size, 1 where causal; ``stream``: elements of one
-    tensor of three (x + y into a new one); ``function``: elements; ``launch``, ``hook``: none; collectives: bytes of the
+    tensor of three (x + y into a new one); ``irregular``: elements of a tensor of two (one of which the dims lie in another
+    order, times a table); ``function``: elements; ``launch``, ``hook``: none; collectives: bytes of the
     input tensor on one rank, ranks of a group.
     """
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import TypeVar
 
 from cost_models.memory import shard_elements
-from hardware_profiles import Cluster, Engine
+from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.activations import context_bytes
 from planner.costing.blocks import price_block, time_block, whole_seconds
 from planner.costing.engine_states import flat_state, gathered_one_by_one
@@ -26,7 +26,6 @@ from planner.ir.plan import Mesh, Precision
 from planner.rules import has_rule
 
 ZERO_STAGES = (0, 1, 2, 3)
-DEFAULT_ENGINE = Engine()
 Placements = Mapping[str, BodyPlacement]
 """By body."""
 BlockCosts = dict[str, dict[Recompute, BlockCost]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from planner.costing.activations import kept_roots, saved_bytes
 from planner.costing.local import LocalBody, Step
+from planner.costing.losses import at_once
 from planner.ir.costed import Recompute
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.saved import HALF
@@ -55,20 +56,22 @@ def backward_peak_bytes(local: LocalBody, recompute: Recompute = "none") -> int:
 
 
 def _scratch_bytes(local: LocalBody, step: Step, *, backward: bool) -> int:
-    """What a summed cross-entropy makes beside its operands and results, as large as the local logits.
+    """What a summed cross-entropy makes beside its operands and results.
 
-    Over a split class dim, and for half precisions, the runtime computes one float32 copy (runtime/vocabulary.py), which is
-    the gradient itself unless that is half. torch's own makes the gradient of ``log_softmax`` from that of ``nll_loss``.
+    Over a split class dim, and for half precisions, the runtime computes with a float32 copy of some rows of the logits at a
+    time (runtime/vocabulary.py; two where they are whole), or with the gradient itself unless that is half. torch's own makes
+    the gradient of ``log_softmax`` from that of ``nll_loss``.
     """
     if step.node is None or step.node.base != "cross_entropy_loss":
         return 0
     logits = local.types[step.operands[0]]
     half = logits.dtype in HALF
     split = step.strategy is not None and bool(step.strategy.forward)
-    wide = logits.elements(local.batch) * max(4, DTYPE_BYTES[logits.dtype])
-    if backward:
-        return wide if half or not split else 0
-    return wide if half or split else 0
+    item = max(4, DTYPE_BYTES[logits.dtype])
+    if half or split:
+        copies = (0 if backward and not half else 1) if split else 2
+        return copies * item * at_once(logits.sizes(local.batch))
+    return item * logits.elements(local.batch) if backward else 0
 
 
 def _has_gradient(local: LocalBody, value: str) -> bool:

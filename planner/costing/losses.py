@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from planner.costing.local import Step
 from planner.costing.tape import PART, PASS, Tape
 from planner.ir.types import DTYPE_BYTES, Argument
+
+AT_ONCE = 2**25
+"""``AT_ONCE`` of runtime/vocabulary.py."""
 
 
 def is_composed(tape: Tape, step: Step) -> bool:
@@ -78,18 +82,48 @@ def _smoothed_loss(tape: Tape, step: Step, likely: str, need: int | None, keeps:
     tape.add([(first, PASS if need else None), (second, PASS if need else None), *own], tape.outputs_of(step))
 
 
+def at_once(sizes: Sequence[int]) -> int:
+    """Elements of logits that runtime/vocabulary.py computes with at a time: whole rows of the first dim."""
+    if len(sizes) < 2 or not sizes[0]:
+        return prod(sizes)
+    row = prod(sizes[1:])
+    return min(sizes[0], max(1, AT_ONCE // max(1, row))) * row
+
+
+def half_loss(tape: Tape, step: Step) -> None:
+    """``HalfCrossEntropy`` of runtime/vocabulary.py: in each pass two float32 copies of some rows of the logits at a time, and
+    the numbers of a row."""
+    logits = step.operands[0]
+    sizes, elements = tape.local.layouts[logits].sizes, tape.local.layouts[logits].elements
+    classes, piece = sizes[1 if len(sizes) > 1 else 0], at_once(sizes)
+    whole, rest = divmod(elements, piece) if piece else (0, 0)
+    rows, some, few = elements // classes, piece // classes, rest // classes
+    need = tape.gradient(logits, elements * DTYPE_BYTES[tape.local.types[logits].dtype])
+    # The targets' logarithms of the pieces before are there already.
+    passing = max(2 * piece + max(0, whole - 1) * some, 2 * rest + whole * some if few else 0, 3 * rows)
+    tape.add(
+        [(logits, need), *((operand, None) for operand in step.operands[1:])],
+        [(step.outputs[0], 4)], [logits] if need else [], extra=rows * (8 + 1),
+        forward=4 * passing + rows * (8 + 1), backward=4 * (piece + max(piece, 2 * some)),
+    )
+
+
 def vocabulary_loss(tape: Tape, step: Step) -> None:
-    """``CrossEntropy`` of runtime/vocabulary.py: one float32 copy of the logits in each pass, and the numbers of a row."""
+    """``CrossEntropy`` of runtime/vocabulary.py: in each pass a float32 copy of some rows of the logits at a time, and the
+    numbers of a row."""
     logits = step.operands[0]
     elements = tape.local.layouts[logits].elements
     item = DTYPE_BYTES[tape.local.types[logits].dtype]
     wide = max(4, item)
     sizes = tape.local.layouts[logits].sizes
-    rows = elements // sizes[1 if len(sizes) > 1 else 0]
+    classes = sizes[1 if len(sizes) > 1 else 0]
+    rows, piece = elements // classes, at_once(sizes)
     need = tape.gradient(logits, elements * item)
-    made = elements * wide + rows * (6 * wide + 2 * 8 + 2)
+    # What is taken off is cast, and negated.
+    beside = 2 * piece // classes * wide
     tape.add(
         [(logits, need), *((operand, None) for operand in step.operands[1:])],
         [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
-        forward=made, backward=elements * wide if item < wide else 2 * rows * wide,  # What is taken off: cast, and negated.
+        forward=piece * wide + rows * (6 * wide + 2 * 8 + 2),
+        backward=beside + (piece * wide if item < wide else 0),
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hardware_profiles import Engine
+from hardware_profiles import DEFAULT_ENGINE, Engine
 from planner.costing.activations import kept_storages, repeated_steps
 from planner.costing.exchanges import Exchange, exchanges, over_context
 from planner.costing.expressions import Text
@@ -25,8 +25,6 @@ from planner.ir.graph import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
 from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.placement.ledger import CollectiveCount, MicrobatchTraffic, Traffic
-
-DEFAULT_ENGINE = Engine()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s, unfused_attention_s
-from hardware_profiles import Cluster, Engine
+from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.exchanges import Exchange, scattered_gradients
 from planner.costing.operations import Operation, measure_operation
 from planner.ir.graph import Body, Node
@@ -20,10 +20,11 @@ from planner.ops.families import GROUPED_PRODUCT
 from planner.ops.work import AttentionShape, Work
 
 _Seconds = tuple[float, float, float]
-DEFAULT_ENGINE = Engine()
 UNFUSED_KERNELS = 4
 """Two products, softmax and dropout."""
 BATCHED = ("bmm", "baddbmm", GROUPED_PRODUCT)
+LOSS, LOSS_KERNELS = "cross_entropy_loss", 5
+"""A cast, a softmax, a lookup, a scaling, a cast (runtime/vocabulary.py)."""
 CAST_BYTES = 3
 """Read in two bytes, written in one."""
 
@@ -134,11 +135,20 @@ class Pricing:
         narrow = self.engine.matmul_dtype if quantised and operation.weighted else None
         # Products batched over parameters are the experts'.
         speed = self.engine.grouped_speed if operation.weighted and operation.base in BATCHED else 1.0
-        return (
-            self._seconds(operation.forward, dtype, narrow, speed, backward=False),
-            self._seconds(operation.to_input, dtype, narrow, speed, backward=True),
-            self._seconds(operation.to_weight, dtype, narrow, speed, backward=True),
+        forward, to_input, to_weight = (
+            self._seconds(work, dtype, narrow, speed, backward=backward)
+            for work, backward in ((operation.forward, False), (operation.to_input, True), (operation.to_weight, True))
         )
+        chip, engine = self.cluster.chip, self.engine
+        if operation.base == LOSS and engine.loss_forward and operation.forward.function not in chip.functions:
+            forward, to_input = (
+                memory_bound_s(chip, operation.forward.elements * moved, engine.kernels * LOSS_KERNELS)
+                for moved in (engine.loss_forward, engine.loss_backward)
+            )
+        if engine.sums:
+            to_input += engine.sums * self._seconds(operation.sums, dtype, narrow, speed, backward=True)
+        return forward, to_input, to_weight
+
 
     def _seconds(self, done: Work, dtype: str, narrow: str | None, speed: float, *, backward: bool) -> float:
         chip, engine = self.cluster.chip, self.engine
@@ -156,7 +166,9 @@ class Pricing:
             return self._attention_seconds(shape, dtype, backward=backward)
         if done.function in chip.functions:
             return function_s(chip, done.function, done.elements)
-        return memory_bound_s(chip, engine.pointwise_traffic * done.bytes_moved, engine.kernels * done.launches)
+        # Compiled kernels read views as they read whole tensors.
+        share = chip.memory_irregular if done.irregular and engine.kernels == 1 else 1.0
+        return memory_bound_s(chip, engine.pointwise_traffic * done.bytes_moved / share, engine.kernels * done.launches)
 
     def _attention_seconds(self, shape: AttentionShape, dtype: str, *, backward: bool) -> float:
         chip, engine = self.cluster.chip, self.engine

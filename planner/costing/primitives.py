@@ -15,7 +15,7 @@ from math import prod
 
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
-from planner.costing.losses import cross_entropy, is_composed, vocabulary_loss
+from planner.costing.losses import cross_entropy, half_loss, is_composed, vocabulary_loss
 from planner.costing.norms import cosine_similarity, rms_norm
 from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.softmax import SOFTMAXES, split_softmax
@@ -89,7 +89,7 @@ def _kind(step: Step) -> str:
     split = step.strategy is not None and bool(step.strategy.forward)
     base = step.node.base
     if base == "cross_entropy_loss":
-        return "vocabulary_loss" if split or step.node.type.dtype in HALF else "loss"
+        return "vocabulary_loss" if split else "half_loss" if step.node.type.dtype in HALF else "loss"
     if base == "embedding" and step.strategy is not None and step.strategy.outputs[0].state == "partial":
         return "vocabulary_embedding"
     return "split_softmax" if split and base in SOFTMAXES else base
@@ -390,7 +390,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "cosine_similarity": cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
-    "loss": _loss, "matmul": _matmul, "rms_norm": rms_norm, "scaled_dot_product_attention": _attention,
+    "half_loss": half_loss, "loss": _loss, "matmul": _matmul, "rms_norm": rms_norm, "scaled_dot_product_attention": _attention,
     "split_softmax": split_softmax, "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss,
     "where": _where,
     **dict.fromkeys(FOURIER, _fourier), **dict.fromkeys(RECURRENT, _recurrent),

@@ -26,11 +26,10 @@ from __future__ import annotations
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import memory_bound_s
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, state_bytes, transient_bytes
-from hardware_profiles import Cluster, Engine
+from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision
 
-DEFAULT_ENGINE = Engine()
 STEP_COUNTER_BYTES = 4
 """torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
 
@@ -139,10 +138,12 @@ def _copy_seconds(
     if not elements:
         return 0.0, 0.0, 0.0
     working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
-    cast = memory_bound_s(cluster.chip, master * kept + working * elements)
+    cast = memory_bound_s(cluster.chip, master * kept + (1 + engine.gather_copies) * working * elements)
     added = memory_bound_s(cluster.chip, (working + 2 * master) * elements) if accumulates else 0.0
     added *= engine.accumulation
-    reduced = memory_bound_s(cluster.chip, ((master if accumulates else working) + master) * elements)
+    reduced = memory_bound_s(
+        cluster.chip, ((master if accumulates else working) + master) * elements + engine.reduce_copies * master * kept
+    )
     if zero < 2:
         return cast + reduced, 0.0, added
     summed = memory_bound_s(cluster.chip, 3 * master * kept)

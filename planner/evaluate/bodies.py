@@ -140,7 +140,7 @@ def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, end
                 whole *= size
             shard = shard_elements(sizes, world)
             known = graph.parameter_of[bound[name]]
-            parameters.append(UnitParameter(whole, shard, known.decay, known.trainable))
+            parameters.append(UnitParameter(whole, shard, known.trainable))
             if placed.state == "shared" and plan.mesh.tensor > 1 and known.trainable:
                 partial += shard
     return Unit(

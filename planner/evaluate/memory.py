@@ -18,9 +18,8 @@ from functools import lru_cache
 import numpy as np
 
 from cost_models.live import BEGUN, LIVE, Counts, instants
-from cost_models.memory import MOMENTS
 from cost_models.receives import receive_slots
-from hardware_profiles import Cluster, Engine
+from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.engine_states import update_bytes
 from planner.evaluate.replay import Peaks, peaks
 from planner.evaluate.stage import StageLoad
@@ -34,7 +33,6 @@ from planner.ir.plan import (
 
 EMITTED = "torch-eager"
 """The engine of emitted programs."""
-DEFAULT_ENGINE = Engine()
 ON_THEIR_WAY = 2
 """Gradients that an interleaved rank has sent and that may not have arrived, beyond one for each micro-batch that is gone."""
 
@@ -143,17 +141,8 @@ def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
     torch/distributed/pipelining/schedules.py), and until then the work keeps the tensor (gloo: ``SendWork``; NCCL:
     ``TensorShelf`` of ProcessGroupNCCL.hpp). The fake process group of a rehearsal keeps none.
     """
-    unseen = peak.held_bytes
-    if cluster.chip.training_dtype != "float32":
-        unseen = max(unseen, foreach_bytes(peak))
     at = peak.at
     return StageMemory(
         at["parameters"], at["gradients"], at["optimizer"], at["activations"], at["buffers"],
-        cluster.chip.reserve_bytes + unseen,
+        cluster.chip.reserve_bytes + peak.held_bytes,
     )
-
-
-def foreach_bytes(peak: Peaks) -> int:
-    """What AdamW's ``foreach`` form, the default on CUDA alone, lets the optimizer's step rise above the peak by: the roots of
-    all second moments at once (torch/optim/adam.py, ``_multi_tensor_adam``; torch/utils/_foreach_utils.py)."""
-    return max(0, peak.rest_bytes + peak.at["optimizer"] // MOMENTS - peak.total)

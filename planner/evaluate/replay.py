@@ -35,11 +35,10 @@ STEP_COUNTER_BYTES = 4
 
 @dataclass(frozen=True)
 class Peaks:
-    """``at``: bytes by category when their sum was highest. ``rest_bytes``: what the optimizer's step begins with;
-    ``held_bytes``: by how much what a step has sent and not waited for raises the peak."""
+    """``at``: bytes by category when their sum was highest. ``held_bytes``: by how much what a step has sent and not waited
+    for raises the peak."""
 
     at: Mapping[Category, int]
-    rest_bytes: int
     held_bytes: int
 
     @property
@@ -47,19 +46,14 @@ class Peaks:
         return sum(self.at.values())
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A rank's step: the peak of each phase, and what the optimizer's step begins with."""
+_Phases = tuple[Peak, ...]
+"""The peak of each phase of a rank's step."""
 
-    phases: tuple[Peak, ...]
-    rest_bytes: int
 
-    @property
-    def peaks(self) -> Peaks:
-        """Of the whole step."""
-        highest = max(self.phases, key=lambda phase: phase.most)
-        held = max(phase.most_held for phase in self.phases)
-        return Peaks(highest.at, self.rest_bytes, held - highest.most)
+def _of_all(phases: _Phases) -> Peaks:
+    """The peak of the whole step."""
+    highest = max(phases, key=lambda phase: phase.most)
+    return Peaks(highest.at, max(phase.most_held for phase in phases) - highest.most)
 
 
 def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
@@ -73,22 +67,19 @@ def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
     count = plan.batch.accumulation
     short, more = _lengths(plan)
     if count <= short + more:
-        return tuple(step.peaks for step in _replays(plan, graph, count))
+        return tuple(map(_of_all, _replays(plan, graph, count)))
     first, second = (_replays(_shortened(plan, length), graph, short) for length in (short, short + more))
-    return tuple(_drawn(a, b, Fraction(count - short, more)).peaks for a, b in zip(first, second, strict=True))
+    return tuple(_of_all(_drawn(a, b, Fraction(count - short, more))) for a, b in zip(first, second, strict=True))
 
 
-def _drawn(a: _Step, b: _Step, times: Fraction) -> _Step:
+def _drawn(a: _Phases, b: _Phases, times: Fraction) -> _Phases:
     """The step that is ``times`` as far from ``a`` as ``b`` is."""
     def line(first: int, second: int) -> int:
         return int(first + times * (second - first))
 
-    return _Step(
-        tuple(
-            Peak({name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held))
-            for x, y in zip(a.phases, b.phases, strict=True)
-        ),
-        line(a.rest_bytes, b.rest_bytes),
+    return tuple(
+        Peak({name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held))
+        for x, y in zip(a, b, strict=True)
     )
 
 
@@ -108,17 +99,17 @@ def _shortened(plan: Plan, count: int) -> Plan:
     return replace(plan, batch=replace(batch, total=batch.total // batch.accumulation * count, accumulation=count))
 
 
-def _replays(plan: Plan, graph: ModelGraph, short: int) -> tuple[_Step, ...]:
+def _replays(plan: Plan, graph: ModelGraph, short: int) -> tuple[_Phases, ...]:
     bodies = Bodies(plan, graph)
     return tuple(_replay(bodies, rank, short) for rank in range(plan.mesh.pipeline))
 
 
 def replay(plan: Plan, graph: ModelGraph, rank: int) -> Peaks:
     """The peak of one pipeline rank's whole step."""
-    return _replay(Bodies(plan, graph), rank, plan.batch.accumulation).peaks
+    return _of_all(_replay(Bodies(plan, graph), rank, plan.batch.accumulation))
 
 
-def _replay(bodies: Bodies, rank: int, short: int) -> _Step:
+def _replay(bodies: Bodies, rank: int, short: int) -> _Phases:
     """``short``: micro-batches of a step whose first and last quarter of actions are phases of this one."""
     plan, graph, heap = bodies.plan, bodies.graph, Heap()
     stages = {stage.index: StageReplay(bodies, stage, heap) for stage in plan.stages_of_rank(rank)}
@@ -138,9 +129,9 @@ def _replay(bodies: Bodies, rank: int, short: int) -> _Step:
             heap.add("activations", -2 * SCALED_BYTES)
     else:
         _pipeline(plan, heap, stages, rank, short)
-    rest = _optimizer_step(plan, heap, stages, count * graph_batch_bytes(plan, graph))
+    _optimizer_step(plan, heap, stages, count * graph_batch_bytes(plan, graph))
     heap.turn()
-    return _Step(tuple(heap.phases), rest)
+    return tuple(heap.phases)
 
 
 def _seed(stage: StageReplay) -> None:
@@ -191,10 +182,8 @@ def _sample_bytes(graph: ModelGraph) -> int:
     return most
 
 
-def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], batch_bytes: int) -> int:
-    """What follows the schedule: partial gradients laid end to end, then torch's single-tensor AdamW, which makes the root
-    of a second moment and its quotient beside the last parameter's (torch/optim/adam.py, ``_single_tensor_adam``; with
-    weight decay first). Returns what is alive besides."""
+def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], batch_bytes: int) -> None:
+    """What follows the schedule: partial gradients laid end to end, then torch's fused AdamW, which makes nothing."""
     master = MASTER_BYTES[plan.precision]
     loss = _loss_bytes(stages)
     heap.add("activations", loss - heap.now["activations"])
@@ -203,14 +192,6 @@ def _optimizer_step(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], b
     heap.add("buffers", -batch_bytes - SCALE_BYTES)
     heap.turn()
     heap.add("activations", -loss)
-    before = 0
-    parameters = [p for stage in stages.values() for unit in stage.root.units for p in unit.trained]
-    for decays in (True, False):
-        for parameter in parameters:
-            if parameter.decays == decays:
-                heap.passing(buffers=before + 2 * master * parameter.shard)
-                before = master * parameter.shard
-    return heap.total
 
 
 def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: int, short: int) -> None:

@@ -21,7 +21,6 @@ class UnitParameter:
 
     elements: int
     shard: int
-    decays: bool = True
     trained: bool = True
 
 

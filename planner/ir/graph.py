@@ -14,6 +14,7 @@ from typing import Literal
 
 import networkx as nx
 
+from planner.ir.irregular import irregular_nodes
 from planner.ir.regions import recompute_regions
 from planner.ir.types import Argument, Ref, TensorType, references
 
@@ -211,6 +212,26 @@ class Body:
     def made(self, node: Node) -> tuple[bool, ...]:
         """For which of a node's operands the backward pass makes a gradient; aligns with ``Node.operands``."""
         return tuple(needed and node.name in self.asked for needed in self.needs(node))
+
+    @cached_property
+    def irregular(self) -> frozenset[str]:
+        """Nodes whose operands do not lie side by side: see :func:`~planner.ir.irregular.irregular_nodes`."""
+        return irregular_nodes(self.nodes, self.types, frozenset(value.name for value in self.parameters))
+
+    @cached_property
+    def joined(self) -> Mapping[str, tuple[bool, ...]]:
+        """By node, for which of its operands the backward pass makes a gradient that is added to another reader's (of what has
+        several results, each ``getitem`` reads its own)."""
+        table: dict[str, tuple[bool, ...]] = {}
+        read: set[str] = set()
+        for node in self.nodes:
+            joins = []
+            for name, made in zip(node.operands, self.made(node), strict=True):
+                joins.append(made and name in read)
+                if made and node.base != "getitem":
+                    read.add(name)
+            table[node.name] = tuple(joins)
+        return table
 
     @cached_property
     def regions(self) -> tuple[tuple[str, ...], ...]:

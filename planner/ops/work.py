@@ -44,7 +44,8 @@ class AttentionShape:
 @dataclass(frozen=True, slots=True)
 class Work:
     """One call. ``gemm``: (m, n, k, batch) of [m, k] x [k, n]; ``launches``: kernels that memory-bound work takes;
-    ``function``, ``elements``: what it computes and of how many, for chips on which that was measured as a whole."""
+    ``function``, ``elements``: what it computes and of how many, for chips on which that was measured as a whole;
+    ``irregular``: what it reads does not lie side by side (:mod:`planner.ir.irregular`)."""
 
     flops: float
     bytes_moved: int
@@ -54,6 +55,7 @@ class Work:
     launches: int = 1
     function: str = ""
     elements: int = 0
+    irregular: bool = False
 
 
 FREE = Work(0.0, 0, "free", launches=0)

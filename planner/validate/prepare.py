@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Engine
 from hardware_profiles import engine as engine_called
 from planner.costing import GraphWork, Pricing, measure_graph
 from planner.evaluate import DTYPES
@@ -126,7 +126,7 @@ def _option(job: RowJob, graph: ModelGraph, shelf: _Shelf) -> Option:
     mesh, split = job.mesh, job.sequence_parallel
     key = (job.shape, job.precision, job.layers, mesh.tensor, job.batch.micro, split, _node(job.cluster))
     if key not in shelf.placed:
-        pricing = Pricing(job.cluster, mesh.tensor, job.batch.micro)
+        pricing = Pricing(job.cluster, mesh.tensor, job.batch.micro, engine=Engine())  # The same split under every engine.
         found = place_graph(graph, mesh.tensor, pricing, split=split if mesh.tensor > 1 else None, prices=(DIVIDED_STATE,))
         if not found:
             kind = "with" if split else "without"

@@ -40,17 +40,17 @@ def test_full_recomputation_repeats_the_forward() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_traffic_of_zero(zero: int) -> None:
     """All-gathers move the bf16 shard, reductions the float32 gradients. Around them: the float32 master is cast at each
-    gather; ZeRO 0 and 1 add bf16 gradients to float32 ones; a reduction is copied to one buffer, and under ZeRO 2 and 3
-    its shard added to the earlier ones."""
+    gather, and what was gathered copied out; ZeRO 0 and 1 add bf16 gradients to float32 ones; a reduction is copied to one
+    buffer, its shard divided in place, and under ZeRO 2 and 3 added to the earlier ones."""
     span = span_of(CLUSTER, 8, 2)
     gather = collective_s("all_gather", span, ELEMENTS * 2 // 8)
     scatter = collective_s("reduce_scatter", span, ELEMENTS * 4)
     reduce = collective_s("all_reduce", span, ELEMENTS * 4)
     kept = ELEMENTS if zero == 0 else ELEMENTS // 8
     cast, added, summed = (memory_bound_s(CLUSTER.chip, size) for size in (
-        4 * kept + 2 * ELEMENTS, (2 + 4 + 4) * ELEMENTS, 3 * 4 * kept
+        4 * kept + (1 + 2) * 2 * ELEMENTS, (2 + 4 + 4) * ELEMENTS, 3 * 4 * kept
     ))
-    buffered = memory_bound_s(CLUSTER.chip, ((4 if zero < 2 else 2) + 4) * ELEMENTS)
+    buffered = memory_bound_s(CLUSTER.chip, ((4 if zero < 2 else 2) + 4) * ELEMENTS + 2 * 4 * kept)
     expected = {
         0: (reduce + cast + buffered, 0, added), 1: (gather + scatter + cast + buffered, 0, added),
         2: (gather + cast, 0, scatter + buffered + summed),

@@ -183,14 +183,32 @@ def test_models_of_other_fields(server: Server, name: str, precision: str, row: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("row", [
+    Row(accumulation=2, microbatch=2), Row(tensor=2, accumulation=2, microbatch=2), Row(data=2, zero=3, microbatch=3),
+], ids=lambda row: str(row.label))
+def test_logits_of_many_pieces(server: Server, precision: str, row: Row, tmp_path: Path) -> None:
+    """A vocabulary and a sequence that cross-entropy takes some rows of at a time."""
+    source = load_model(f"{ROOT / 'examples' / 'gpt.py'}:gpt", {
+        "vocab": 100004, "layers": 2, "hidden": 64, "heads": 2, "seq": 777,
+    }, None)  # fmt: skip
+    graph = trace_model(source, sequence=777, dtype=DTYPES[precision])
+    compare(server, graph, precision, row, tmp_path, divided(graph, row) if row.tensor > 1 else None)
+
+
+def divided(graph: ModelGraph, row: Row) -> Mapping[str, BodyPlacement]:
+    """The quickest placement that divides the parameters."""
+    pricing = Pricing(resolve_cluster("dgx-h100:1"), row.tensor, row.microbatch)
+    return place_graph(graph, row.tensor, pricing, split=False, prices=(DIVIDED_STATE,))[0].placements
+
+
+@pytest.mark.slow
 def test_every_parameter_divided(server: Server, tmp_path: Path) -> None:
     """Also those whose turned weight is gathered: its gradient is a part that lies otherwise, and is copied."""
     row = Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)
     source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'signals.py'}:make", {"name": "recalled"}, None)
     graph = trace_model(source, sequence=32, dtype="float32")
-    pricing = Pricing(resolve_cluster("dgx-h100:1"), row.tensor, row.microbatch)
-    options = place_graph(graph, row.tensor, pricing, split=False, prices=(DIVIDED_STATE,))
-    compare(server, graph, "fp32", row, tmp_path, options[0].placements)
+    compare(server, graph, "fp32", row, tmp_path, divided(graph, row))
 
 
 def compare(

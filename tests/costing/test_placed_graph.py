@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from hardware_profiles import Engine, resolve_cluster
+from hardware_profiles import DEFAULT_ENGINE, Engine, resolve_cluster
 from planner.costing import GraphWork, PlacedGraph, Pricing, least_costs, measure_graph, price_graph
 from planner.ir.costed import BlockSeconds, CostedGraph
 from planner.ir.graph import ModelGraph
@@ -58,7 +58,7 @@ def test_bodies_placed_alike_are_measured_once() -> None:
 
 def test_a_bound_s_prices_are_those_of_the_blocks() -> None:
     graph = placed(graph_of("llama", "bf16"), 2)
-    costs = priced(graph.measure(2), Engine()).blocks
+    costs = priced(graph.measure(2), DEFAULT_ENGINE).blocks
     for option, least in zip(costs, least_costs(graph, Pricing(CLUSTER, 2, 2)), strict=True):
         for body, levels in option.items():
             for level, cost in levels.items():

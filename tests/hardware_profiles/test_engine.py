@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hardware_profiles import Engine, ProfileFormatError, engine, engine_names
+from hardware_profiles import DEFAULT_ENGINE, Engine, ProfileFormatError, engine, engine_names
 from hardware_profiles.engine import fitted_numbers, origin
 
 
-def test_eager_torch_is_the_default_engine() -> None:
-    assert engine("torch-eager") == Engine()
+def test_an_engine_without_numbers_is_eager_torch_where_every_operation_reads_and_writes_once() -> None:
+    eager = engine("torch-eager")
+    assert eager == DEFAULT_ENGINE
+    assert replace(eager, loss_forward=0, loss_backward=0, sums=0, gather_copies=0, reduce_copies=0) == Engine()
 
 
 @pytest.mark.parametrize("name", engine_names())

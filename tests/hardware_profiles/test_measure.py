@@ -14,7 +14,7 @@ from hardware_profiles.measure.fits import attention_flops, fit_attention, fit_l
 from hardware_profiles.measure.probes import compute_probes, exchange_probes
 
 CPU, CUDA = Settings(4, "cpu"), Settings(8, "cuda")
-RATE, HALF_DIM, START_S = 90e9, 12.0, 3e-6
+RATE, HALF_DIM, START_S, IRREGULAR = 90e9, 12.0, 3e-6, 0.3
 BYTES_S, LATENCY_S, CALL_S = 2e9, 40e-6, 25e-6
 
 
@@ -28,6 +28,8 @@ def seconds_of(probe: Probe) -> float:
         return flops * (1 + 16 / probe.sizes[3]) / (0.8 * RATE)
     if probe.subject == "stream":
         return 12 * probe.sizes[0] / 40e9 + START_S
+    if probe.subject == "irregular":
+        return 8 * probe.sizes[0] / (IRREGULAR * 40e9)  # Two tensors, where a stream's three take 12.
     if probe.subject == "function":
         return START_S + 0.5e-9 * probe.sizes[0]
     if probe.subject in ("launch", "hook"):
@@ -91,6 +93,13 @@ def test_the_profile_gives_back_the_machine(tmp_path: Path) -> None:
     assert link.rate(2) == pytest.approx(BYTES_S, rel=2e-3)
     assert link.latency_s == pytest.approx(LATENCY_S, rel=1e-2)
     assert link.start_s == pytest.approx(CALL_S, rel=1e-2)
+
+
+def test_kernels_that_read_views_are_a_gpus_own_number(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    for settings, share in ((CUDA, IRREGULAR), (CPU, 1.0)):
+        path.write_text(profile_text(measured(settings), "machine"), encoding="utf-8")
+        assert resolve_cluster(str(path)).chip.memory_irregular == pytest.approx(share, rel=1e-2)
 
 
 def test_products_in_whole_tiles_are_recognised() -> None:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import accelerator as script
 from hardware_profiles import describe
 from hardware_profiles.measure import Settings
 from tests.hardware_profiles.test_measure import measured
 
-SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "accelerator.py"
 
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accelerator", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_cases_are_named_once(script: ModuleType) -> None:
+def test_cases_are_named_once() -> None:
     keys = [case.key for case in script.CASES]
     assert len(set(keys)) == len(keys) >= 12
     assert {case.compiled for case in script.CASES} == {True, False}
@@ -36,9 +22,7 @@ def test_cases_are_named_once(script: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_case_is_prepared_run_and_reported(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tiny_case_is_prepared_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, found, output = tmp_path / "run", tmp_path / "measured.json", tmp_path / "results" / "accelerator.json"
     script.prepare(folder, "local-cpu:1x1", script.TINY)
     assert (folder / "measure" / "worker.py").exists()
@@ -51,12 +35,14 @@ def test_a_tiny_case_is_prepared_run_and_reported(
     runs = json.loads(found.read_text())["runs"]
     assert len(runs[script.TINY[0].key]["step_s"]) == 3
     assert runs[script.TINY[1].key] == {"out_of_memory": True}
-    runs[script.TINY[0].key] |= {"allocated_bytes": 10 << 20, "reserved_bytes": 20 << 20}
+    runs[script.TINY[0].key] |= {
+        "allocated_bytes": 10 << 20, "reserved_bytes": 20 << 20, "device_bytes": 30 << 20, "kernels_s": 0.5, "kernel_count": 7,
+    }
     found.write_text(json.dumps({**json.loads(found.read_text()), "runs": runs}))
     script.report(folder, found, output)
     result = json.loads(output.read_text())
     first, second = result["cases"]
-    assert set(first["error_pct"]) == {"packaged", "measured", "allocated", "reserved"}
+    assert set(first["error_pct"]) == {"packaged", "measured", "kernels", "allocated", "reserved"}
     assert first["parameters"] > 1e5
     assert second["out_of_memory"]
     assert result["allocated_error_pct"] == pytest.approx(abs(first["error_pct"]["allocated"]))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime import vocabulary
 from runtime.collectives import TensorAxis
 from runtime.layout import Layout
 
@@ -104,6 +105,15 @@ def embedding_errors(vocabulary: int, padding: int | None) -> tuple[float, float
     assert own.grad is not None and weight.grad is not None
     forward = error(partial.detach(), F.embedding(ids, weight.detach()), "sum", tp)
     return forward, error(own.grad, weight.grad, "shard 0", tp)
+
+
+def cross_entropy_in_pieces(shape: tuple[int, ...], dtype: torch.dtype, at_once: int) -> tuple[float, float]:
+    """The same, some rows at a time."""
+    usual, vocabulary.AT_ONCE = vocabulary.AT_ONCE, at_once
+    try:
+        return cross_entropy_errors(shape, dtype)
+    finally:
+        vocabulary.AT_ONCE = usual
 
 
 def cross_entropy_errors(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float, float]:

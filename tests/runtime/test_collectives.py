@@ -50,6 +50,19 @@ def test_cross_entropy_over_split_classes(
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("shape", "dtype", "tolerance"), [
+    ((30, 11), torch.float64, 1e-12), ((6, 11, 5), torch.float64, 1e-12), ((30, 11), torch.bfloat16, 2e-3),
+])
+def test_cross_entropy_over_split_classes_some_rows_at_a_time(
+    pool: ProcessPool, shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, ranks: int
+) -> None:
+    for at_once in (1, 70):
+        for loss, gradient in pool.run(ranks, cases.cross_entropy_in_pieces, shape, dtype, at_once):
+            assert loss < tolerance
+            assert gradient < tolerance
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("logarithm", "dim"), [(False, 1), (True, 1), (False, -1), (True, -1)])
 def test_softmax_over_a_split_dim(pool: ProcessPool, logarithm: bool, dim: int, ranks: int) -> None:
     for forward, backward in pool.run(ranks, cases.softmax_errors, logarithm, dim):

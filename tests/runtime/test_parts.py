@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime import launch
@@ -19,7 +20,7 @@ from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile
 from runtime.dropout import DropoutStream
 from runtime.errors import ProgramError
 from runtime.initialize import decode_constant, initialize
-from runtime.optimizer import LearningRate, LossScale, clip_factor
+from runtime.optimizer import LearningRate, LossScale, Optimizer, clip_factor
 from runtime.parameters import held_by, require_gradients
 from runtime.schedule import split_batch, stages_of_rank
 
@@ -185,6 +186,25 @@ def test_a_constant_is_decoded_from_its_bytes() -> None:
     raw = base64.b64encode(bytes([1, 0, 0, 0, 2, 0, 0, 0])).decode()
     assert decode_constant(raw, torch.int32, (2, 1)).tolist() == [[1], [2]]
     assert decode_constant("", torch.float32, (0,)).numel() == 0
+
+
+def test_the_optimizer_has_its_state_before_the_first_step() -> None:
+    """So that the first step takes the memory of every other; the updates are those of torch's AdamW."""
+    block = Block("b", TensorAxis(None, 0, 1))
+    block.declare("weight", (3, 2))
+    block.declare("frozen", (2,), trainable=False)
+    nn.init.normal_(block.weight)
+    plain = nn.Parameter(block.weight.detach().clone())
+    held = held_by([block])
+    optimizer = Optimizer(held, LearningRate(0.1), 0.1, {}, (0.9, 0.95), 1e-8)
+    reference = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
+    assert [value.tolist() for value in optimizer.state()["exp_avg_sq"]] == [[[0.0, 0.0]] * 3]
+    assert len(optimizer.adamw.state) == 1
+    for step in (1, 2, 3):
+        block.weight.grad, plain.grad = torch.full((3, 2), 0.5 * step), torch.full((3, 2), 0.5 * step)
+        optimizer.step(step, 1.0)
+        reference.step()
+        torch.testing.assert_close(block.weight.detach(), plain.detach())
 
 
 def test_a_lost_gradient_is_noticed() -> None:
