@@ -60,9 +60,10 @@ class Work:
 
 FREE = Work(0.0, 0, "free", launches=0)
 _PRODUCTS = GEMMS | RECURRENT
-# Kernels of operations that eager torch runs as several: a cast, a square, a mean, a root, two products, a cast.
-_LAUNCHES = {"rms_norm": 7, "cross_entropy_loss": 2}
-_PASSES = {"rms_norm": 4}
+# Kernels of operations that eager torch runs as several.
+_LAUNCHES = {"cross_entropy_loss": 2}
+# Operations whose parameter's gradient reads their operand too, in a kernel of its own.
+_NORMS = frozenset({"layer_norm", "rms_norm"})
 # Operations whose parameter's gradient is a sum over rows, in a kernel of its own.
 _SUMMED = frozenset({"add", "sub", "mul"})
 
@@ -86,7 +87,7 @@ def work(node: Node, operands: Sequence[TensorType], outputs: Sequence[TensorTyp
     if node.base == "embedding":
         moved = 2 * outputs[0].size_bytes(batch)
     return Work(
-        0.0, moved * _PASSES.get(node.base, 1), "memory", launches=_LAUNCHES.get(node.base, 1), function=_function(node),
+        0.0, moved, "memory", launches=_LAUNCHES.get(node.base, 1), function=_function(node),
         elements=max(counts),
     )
 
@@ -119,7 +120,6 @@ def backward_work(
         weight = sum(t.size_bytes(batch) for t, own in zip(operands, parameters, strict=True) if own)
         return FREE, Work(0.0, 2 * outputs[0].size_bytes(batch) + weight, "memory", launches=2)
     launches = forward.launches if node.base in _LAUNCHES else 1
-    moved *= _PASSES.get(node.base, 1)
     own_input = FREE
     if to_input and moved:
         name = f"{forward.function}_backward"
@@ -127,7 +127,8 @@ def backward_work(
     own_weight = FREE
     if to_weight:
         summed = outputs[0].elements(batch) if node.base in _SUMMED else 0
-        own_weight = Work(0.0, outputs[0].size_bytes(batch), "memory", function="sum" if summed else "", elements=summed)
+        read = (2 if node.base in _NORMS else 1) * outputs[0].size_bytes(batch)
+        own_weight = Work(0.0, read, "memory", function="sum" if summed else "", elements=summed)
     return own_input, own_weight
 
 

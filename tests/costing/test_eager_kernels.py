@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.compute import memory_bound_s
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine, engine, resolve_cluster
-from planner.costing import Pricing
+from planner.costing import Pricing, cost_block
 from planner.ir.graph import Body, Node
 from planner.ir.placement import OpStrategy
 from planner.placement.place import whole_placement
@@ -80,3 +80,16 @@ def test_cross_entropy_moves_what_the_engine_says() -> None:
     assert seconds(body, node, none)[0] < forward
     measured = replace(CLUSTER, chip=replace(CLUSTER.chip, functions={"cross_entropy_loss": 1e-9}))
     assert seconds(body, node, more, measured)[0] == seconds(body, node, none, measured)[0]
+
+
+def test_a_block_waits_for_the_host_unless_the_host_is_the_device() -> None:
+    body = body_of("llama")
+    slow = replace(DEFAULT_ENGINE, host_s=1.0)
+    cost = cost_block(body, whole_placement(body), Pricing(CLUSTER, 1, MICROBATCH, engine=slow), "full")
+    operations = sum(node.base not in ("chunk", "getitem", "reshape", "transpose", "view") for node in body.nodes)
+    assert cost.forward_s == pytest.approx(operations, rel=0.2)
+    assert cost.recompute_s == cost.forward_s
+    assert cost.backward_s > cost.forward_s
+    alone = replace(CLUSTER, chip=replace(CLUSTER.chip, hook_s=1e-6))
+    quick = cost_block(body, whole_placement(body), Pricing(alone, 1, MICROBATCH, engine=slow), "full")
+    assert quick.forward_s < 0.1

@@ -13,7 +13,7 @@ from hardware_profiles.engine import fitted_numbers, origin
 def test_an_engine_without_numbers_is_eager_torch_where_every_operation_reads_and_writes_once() -> None:
     eager = engine("torch-eager")
     assert eager == DEFAULT_ENGINE
-    assert replace(eager, loss_forward=0, loss_backward=0, sums=0, gather_copies=0, reduce_copies=0) == Engine()
+    assert replace(eager, loss_forward=0, loss_backward=0, sums=0, gather_copies=0, reduce_copies=0, host_s=0) == Engine()
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -53,6 +53,7 @@ def test_a_number_knows_the_document_that_gives_it() -> None:
     assert origin("torchtitan-eager+fp8", "cast_passes") == "torchtitan+fp8"
     assert origin("torchtitan-eager", "pointwise_traffic") == "torchtitan-eager"
     assert origin("torchtitan-eager", "gathers_floor") == "torchtitan"
-    assert origin("torch-eager", "host_s") is None
+    assert origin("torch-eager", "host_s") == "torch-eager"
+    assert origin("torch-eager", "tensor_exposed") is None
     assert "gathers_floor" in fitted_numbers("torchtitan")
     assert "optimizer_passes" not in fitted_numbers("torchtitan")
