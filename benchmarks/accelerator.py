@@ -6,7 +6,7 @@
 
 `run` measures the machine (the probes of `shardwright profile`), then trains every emitted program for some steps in a
 process of its own, from parameters drawn on the device (the program's own initial values are drawn on the CPU, so that they are
-the same anywhere, which takes a minute of eight billion). It stops before ``--limit`` seconds and goes on where it stopped when
+the same anywhere, which takes longer than the steps). It stops before ``--limit`` seconds and goes on where it stopped when
 the same output is given again. `report` writes the measured profile and ``results/accelerator.json``: predictions from the
 profile that the plans were made with and from the measured one, the latter also beside the seconds of all kernels of a step.
 """
