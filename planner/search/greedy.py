@@ -78,7 +78,7 @@ class Shares:
     shape: Shape
     portions: tuple[tuple[Portion, ...], ...]
     capacity_bytes: Floats
-    """[ranks]."""
+    """[ranks, instants]: what is left beside what does not depend on choices."""
     times: Floats
     """[ranks, instants, portions]: at an instant, so often a portion has what it has at times."""
 
@@ -87,14 +87,14 @@ class Shares:
         """Of all ranks."""
         portions = tuple(tuple(_portions(chain, shape, rank, bounds)) for rank in range(shape.pipeline))
         most, longest = max(map(len, portions)), max(len(shape.instants(rank)) for rank in range(shape.pipeline))
-        times = np.zeros((shape.pipeline, longest, most))
+        times, capacity = np.zeros((shape.pipeline, longest, most)), np.zeros((shape.pipeline, longest))
         for rank, mine in enumerate(portions):
             found = shape.instants(rank)
-            times[rank, :, : len(mine)] = found[np.minimum(np.arange(longest), len(found) - 1)][
-                :, [portion.kind for portion in mine], [portion.slot for portion in mine]
-            ]
-        capacity = [shape.capacity_bytes - _around(chain, shape, rank, bounds) for rank in range(shape.pipeline)]
-        return Shares(shape, portions, np.array(capacity), times)
+            at = np.minimum(np.arange(longest), len(found) - 1)
+            kinds, slots = [portion.kind for portion in mine], [portion.slot for portion in mine]
+            times[rank, :, : len(mine)] = found[at][:, kinds, slots]
+            capacity[rank] = shape.capacity_bytes - _around(chain, shape, rank, bounds)[at]
+        return Shares(shape, portions, capacity, times)
 
     @cached_property
     def _tables(self) -> Floats:
@@ -142,7 +142,7 @@ class Shares:
         stages leave while others run."""
         peak, gathered, left = self.transients(counts, ranks)
         transient = (peak + gathered - left).max(axis=1) + left.sum(axis=1)
-        return np.asarray(self.loads(counts, ranks).max(axis=1) + transient - self.capacity_bytes[ranks])
+        return np.asarray((self.loads(counts, ranks) - self.capacity_bytes[ranks]).max(axis=1) + transient)
 
     def transients(self, counts: Numbers, ranks: Indices) -> tuple[Floats, Floats, Floats]:
         """[cases, virtual stages]: bytes of the largest peak of each stage, of the largest share that it gathers, and of what
@@ -200,7 +200,7 @@ class Shares:
     def _trades(self, counts: Numbers, ranks: Indices, *, late: bool) -> tuple[Indices, Indices, Indices, Floats]:
         """The best trade of each case: its portion, the choices that a block leaves and takes, and the bytes that it saves; not
         a number where there is none."""
-        fullest = self.loads(counts, ranks).argmax(axis=1)
+        fullest = (self.loads(counts, ranks) - self.capacity_bytes[ranks]).argmax(axis=1)
         size = self.sizes[ranks, fullest]
         peaks, cost = self._columns[ranks][..., PEAK], self.cost_s[ranks]
         # What the transients gain when the last block leaves a choice is an estimate.
@@ -243,9 +243,9 @@ def _portions(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[i
                 yield Portion(slot, run, kind, table, count)
 
 
-def _around(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int]) -> float:
-    """What a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's values and
-    what is sent on, less what lies in receive buffers."""
+def _around(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int]) -> Floats:
+    """[instants]: what a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's
+    values and what is sent on, less what lies in receive buffers."""
     cuts = [bounds[cut] if 0 < cut < shape.stages else 0 for cut in range(shape.stages + 1)]
     begins = [next(run for run in reversed(chain.runs) if run.first <= cut) if cut else None for cut in cuts]
     crossing = [0 if run is None else run.crossing_bytes for run in begins]
@@ -260,4 +260,4 @@ def _around(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int
             shape.schedule, stage, shape.stages, shape.microbatches, incoming, outgoing, shape.virtual
         )
     kept = [chain.context_bytes + crossing[stage + 1] - received[stage] for stage in owned]
-    return float(total + (shape.instants(rank)[:, LIVE] @ np.array(kept)).max())
+    return np.asarray(total + shape.instants(rank)[:, LIVE] @ np.array(kept))

@@ -64,7 +64,7 @@ def ways_of(
     """Those that fit and take no longer than the limit with all the rank does in a step, with so many blocks of each portion
     (``ranges``) and of all of them (``blocks``); none that another beats. None where there are too many."""
     every = [_options(shares, stream, rank, slot, ranges) for slot in range(shares.shape.virtual)]
-    room = float(shares.capacity_bytes[rank]) * (1 + ROUNDED)
+    room = shares.capacity_bytes[rank] + ROUNDED * shares.shape.capacity_bytes
     # What fits nowhere is quickly found, and mostly leaves few to set against each other.
     options = [option.without_beaten() for option in _Joined(every, room, limit_s * (1 + ROUNDED), blocks).possible]
     joined = _Joined(options, room, limit_s * (1 + ROUNDED), blocks).ways
@@ -153,10 +153,10 @@ def _dealt(blocks: int, options: int, width: int) -> Numbers:
 
 @dataclass(frozen=True)
 class _Joined:
-    """One option of every stage, together within ``room`` bytes and ``limit_s``, with so many ``blocks``."""
+    """One option of every stage, together within ``room`` bytes [instants] and ``limit_s``, with so many ``blocks``."""
 
     options: Sequence[_Options]
-    room: float
+    room: Floats
     limit_s: float
     blocks: Range
 

@@ -85,7 +85,7 @@ def test_the_quickest_places_are_found() -> None:
             polish.counts[rank, at, polish.counts[rank, at].argmax()] -= 1
             polish.counts[rank, at, slow] += 1
         ranks = np.arange(shape.pipeline)
-        room = shares.capacity_bytes + shares.excess(polish.counts, ranks)
+        room = shares.capacity_bytes + shares.excess(polish.counts, ranks)[:, None]
         tight = replace(shares, capacity_bytes=room)
         begun = Polish(tight, polish.stream, polish.counts.copy())
         first = begun.step_s
