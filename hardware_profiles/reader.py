@@ -197,7 +197,7 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
         training_dtype=document.chip.training_dtype,
         attention_half_head=si.get("chip.attention_half_head"),
         attention_tile=round(si.get("chip.attention_tile", 1)),
-        hook_s=si.get("chip.hook", 0.0),
+        hook_s=si.get("chip.hook"),
         functions={name: si[f"chip.functions.{name}"] for name in document.chip.functions},
         attention_portable=si.get("chip.attention_portable", 1.0),
         memory_irregular=si.get("chip.memory_irregular", 1.0),

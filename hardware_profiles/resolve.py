@@ -140,7 +140,7 @@ def _seldom_given(chip: Chip, quantity: Callable[[str, float, str], dict[str, ob
         numbers["attention_tile"] = quantity("chip.attention_tile", chip.attention_tile, "elements")
     if chip.memory_irregular < 1:
         numbers["memory_irregular"] = quantity("chip.memory_irregular", chip.memory_irregular, "ratio")
-    if chip.hook_s:
+    if chip.hook_s is not None:
         numbers["hook"] = quantity("chip.hook", chip.hook_s, "s")
     if chip.functions:
         numbers["functions"] = {

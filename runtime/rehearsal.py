@@ -6,7 +6,8 @@ Nothing is computed, sent or allocated: tensors are torch's fake ones (shapes, d
 CPU), and the process group is torch's ``fake`` backend, which answers at once whatever the world's size. All else is the
 program itself: its stages, FSDP2, torch's pipeline schedule, AdamW. What it asks the process groups for and what it
 allocates is recorded over its second step, which is like every later one: the optimizer's state exists, FSDP2's and the
-schedule's buffers too.
+schedule's buffers too. ``--kernels cuda``: what norms, dropout and attention keep is what they keep there
+(runtime/rehearsal_kernels.py).
 
 Every number that the program reads from a fake tensor (the weight, the loss, the norm) is 1.
 """
@@ -36,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import launch
 from .data import make_batches
 from .loop import Program, Trainer
+from .rehearsal_kernels import accelerator_kernels
 from .rehearsal_length import lengths, on_line
 from .rehearsal_memory import StorageLog
 from .rehearsal_traffic import NAMESPACES, Call, Traffic
@@ -85,20 +87,21 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
-def rehearse(train: Any, rank: int, *, every: bool = False) -> dict[str, Any]:
-    """What ``rank`` does in a step of the program whose ``train`` module is given. ``every``: run every micro-batch.
+def rehearse(train: Any, rank: int, *, every: bool = False, kernels: str = "cpu") -> dict[str, Any]:
+    """What ``rank`` does in a step of the program whose ``train`` module is given. ``every``: run every micro-batch;
+    ``kernels``: whose, "cpu" or "cuda".
 
     ``{"rank", "stage", "collectives": [{"kind", "axis", "group", "bytes", "count"}], "memory_bytes": {category: bytes}}``
     """
-    (ledger,) = rehearse_ways(train, rank, (every,))
+    (ledger,) = rehearse_ways(train, rank, (every,), kernels)
     return ledger
 
 
-def rehearse_ways(train: Any, rank: int, ways: Sequence[bool]) -> list[dict[str, Any]]:
+def rehearse_ways(train: Any, rank: int, ways: Sequence[bool], kernels: str = "cpu") -> list[dict[str, Any]]:
     """The same by one program, one step after another: by short steps, or (True) by every micro-batch."""
     dist.init_process_group("fake", rank=rank, world_size=math.prod(train.MESH.values()), store=FakeStore())
     try:
-        with Rehearsal(train) as rehearsal:
+        with Rehearsal(train, kernels) as rehearsal:
             steps = [rehearsal.step(every=every) for every in ways]
             stage = rehearsal.trainer.world.pipeline_rank
     finally:
@@ -117,9 +120,10 @@ def _rows(calls: Mapping[Call, int]) -> list[dict[str, Any]]:
 class Rehearsal(ExitStack):
     """A rank of a program on fake tensors, and what watches it. The process group is joined already."""
 
-    def __init__(self, train: Any) -> None:
+    def __init__(self, train: Any, kernels: str) -> None:
         super().__init__()
         self.train, self.traffic, self.log = train, Traffic(train.MESH), StorageLog()
+        self.kernels = kernels
         program: Program = train.build("cpu")
         try:
             self._begin(program)
@@ -130,6 +134,8 @@ class Rehearsal(ExitStack):
     def _begin(self, program: Program) -> None:
         for mode in (FakeTensorMode(allow_non_fake_inputs=True), Recorder(self.traffic, self.log), self.log.watching_resizes()):
             self.enter_context(mode)
+        if self.kernels == "cuda":
+            self.enter_context(accelerator_kernels())
         self.callback(gc.enable)
         gc.disable()  # What a cycle holds would go at a moment that has to do with how many objects there are.
         hold_constants(program, self.log)
@@ -211,12 +217,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Rehearse the ranks that the command line names, one after another; print ``{"ranks": [...]}``."""
     parser = argparse.ArgumentParser(description="Record a step of this program on fake tensors.")
     parser.add_argument("--rank", type=int, action="append", required=True)
+    parser.add_argument("--kernels", choices=("cpu", "cuda"), default="cpu", help="whose operations keep what they keep")
     parser.add_argument("--every-microbatch", action="store_true", help="run all of a step, however long")
     options = parser.parse_args(arguments)
     sys.path.insert(0, "")
     torch.set_num_threads(1)
     train = importlib.import_module("train")
-    print(json.dumps({"ranks": [rehearse(train, rank, every=options.every_microbatch) for rank in options.rank]}))
+    ledgers = [rehearse(train, rank, every=options.every_microbatch, kernels=options.kernels) for rank in options.rank]
+    print(json.dumps({"ranks": ledgers}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.bundle import Bundle
     from planner.ledger import RankLedger
 
+Kernels = Literal["cpu", "cuda"]
 _AGAIN = "emit it again with `shardwright emit`"
 _SIDES = ("plan.yaml", "plan.graph.json", "plan.cluster.yaml", "train.py", "runtime/rehearsal.py")
 
@@ -94,11 +95,13 @@ def _compare(program: Path, bundle: Bundle, ranks: Sequence[int]) -> Comparison:
     predicted = tuple(
         predict_rank(plan, bundle.graph, rank, memory) for rank, memory in zip(ranks, memories, strict=True)
     )
-    return Comparison(predicted, run(program, ranks), tuple(memory.reserve for memory in memories))
+    kernels: Kernels = "cpu" if bundle.cluster.chip.is_host else "cuda"
+    return Comparison(predicted, run(program, ranks, kernels), tuple(memory.reserve for memory in memories))
 
 
-def run(program: Path, ranks: Sequence[int]) -> tuple[RankLedger, ...]:
+def run(program: Path, ranks: Sequence[int], kernels: Kernels) -> tuple[RankLedger, ...]:
     """Rehearse ranks of a program with its own copy of the runtime, in as many processes as there are processors.
+    ``kernels``: whose, of those that keep more on a CPU.
 
     Raises Disagreement where the program's step fails.
     """
@@ -107,7 +110,10 @@ def run(program: Path, ranks: Sequence[int]) -> tuple[RankLedger, ...]:
     workers = min(len(ranks), max(1, int(usable_cores())))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "runtime.rehearsal", *(f"--rank={rank}" for rank in ranks[first::workers])],
+            [
+                sys.executable, "-m", "runtime.rehearsal", f"--kernels={kernels}",
+                *(f"--rank={rank}" for rank in ranks[first::workers]),
+            ],
             cwd=program, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for first in range(workers)

@@ -26,7 +26,7 @@ Guide, Matrix Multiplication Background). BLOOM's search has heads of 108 and 15
 def extrapolations(counted: GraphWork, cluster: Cluster) -> tuple[str, ...]:
     """One line for each kind of work whose rate is extrapolated."""
     chip = cluster.chip
-    least = HOST_DIMENSION if chip.hook_s else FITTED_DIMENSION
+    least = HOST_DIMENSION if chip.is_host else FITTED_DIMENSION
     found: dict[str, None] = {}
     for option in counted.blocks:
         for name, block in option.items():
@@ -40,7 +40,7 @@ def _of_block(operations: tuple[Operation, ...], chip: Chip, least: int) -> Iter
         for done in (operation.forward, operation.to_input, operation.to_weight):
             if done.gemm is not None:
                 dimensions.append(min(done.gemm[:3]))
-            if done.attention is not None and not chip.hook_s:
+            if done.attention is not None and not chip.is_host:
                 heads.append(done.attention.head_dim)
         if operation.forward.gemm is not None and operation.dtype not in chip.gemm:
             yield f"{chip.name} has no rate for products in {operation.dtype}: priced by the bytes that they move"

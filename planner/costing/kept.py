@@ -156,7 +156,7 @@ class Keeping:
         while waiting:
             root = waiting.pop()
             maker = self._maker.get(root)
-            if maker is None or not _cheap(maker):
+            if maker is None or not _cheap(maker) or _sums(maker):
                 found.add(root)
                 continue
             for value in maker.operands:
@@ -202,6 +202,11 @@ def _weighted(local: LocalBody, step: Step) -> bool:
 def _cheap(step: Step) -> bool:
     """Whether a fused kernel repeats this rather than keep its result."""
     return step.node is None or step.node.base not in GEMMS | {ATTENTION, _LOSS, "embedding"}
+
+
+def _sums(step: Step) -> bool:
+    """Whether a step adds up what several ranks have: only they know the sum, of which each may get a part."""
+    return step.conversion is not None and step.conversion.forward in ("all_reduce", "reduce_scatter")
 
 
 def loss_operands(local: LocalBody) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from planner.ops.layout import broadcast_sizes, row_major
 from planner.ops.saved import HALF
 
 
-def rms_norm(tape: Tape, step: Step) -> None:
+def composed_rms_norm(tape: Tape, step: Step) -> None:
     """torch's composite (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_composite``): [cast], square, mean, rsqrt, two
     products, [a copy into rows], [cast]. A product's backward is a product an operand, then a sum where the operand was
     broadcast."""

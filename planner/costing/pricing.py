@@ -59,7 +59,7 @@ class Pricing:
     def host_seconds(self, operations: Iterable[Operation], collectives: tuple[int, int] = (0, 0)) -> tuple[float, float]:
         """What the host needs for forward and for backward, which a block cannot undercut. ``collectives``: of either. Where
         the host is the device (its profile has ``hook``), kernels are timed with what they need of it."""
-        if not self.engine.host_s or self.cluster.chip.hook_s:
+        if not self.engine.host_s or self.cluster.chip.is_host:
             return 0.0, 0.0
         forward, backward = map(float, collectives)
         for operation in operations:

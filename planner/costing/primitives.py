@@ -16,7 +16,7 @@ from math import prod
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import cross_entropy, half_loss, is_composed, vocabulary_loss
-from planner.costing.norms import cosine_similarity, rms_norm
+from planner.costing.norms import composed_rms_norm, cosine_similarity
 from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.softmax import SOFTMAXES, split_softmax
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
@@ -213,11 +213,11 @@ _ROW_MAJOR = frozenset({
     "_upsample_bicubic2d_aa", "addmm", "baddbmm", "bmm", "channel_shuffle", "cumprod", "cumsum", "diagonal", "gather",
     "im2col", "index", "index_select", "layer_norm", "linear", "log_softmax", "matmul", "mean", "mm", "narrow",
     "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat", "repeat_interleave", "replication_pad1d",
-    "replication_pad2d", "replication_pad3d", "roll", "select", "slice", "softmax", "sort", "topk", "tril", "triu",
+    "replication_pad2d", "replication_pad3d", "rms_norm", "roll", "select", "slice", "softmax", "sort", "topk", "tril", "triu",
     "unbind", "unfold", "upsample_bicubic2d",
 })
 """Operations that make gradients in the order of their dims, however their operands and the incoming gradient lie."""
-_FOLLOWS = POINTWISE | {
+_FOLLOWS = POINTWISE - {"rms_norm"} | {
     "constant_pad_nd", "flip", "pad", "upsample_bilinear2d", "upsample_nearest2d", "_upsample_bilinear2d_aa",
     "_upsample_nearest_exact2d",
 }
@@ -255,6 +255,14 @@ def _group_norm(tape: Tape, step: Step) -> None:
     keeps = dict.fromkeys(lined if value == tape.local.root[x] else value for value in step.kept)
     kept = tuple(keeps) if step.differentiable else ()
     tape.add([(lined, need), *reads], tape.outputs_of(step), kept, extra=step.extra_bytes)
+    return None
+
+
+def _rms_norm(tape: Tape, step: Step) -> None:
+    """By an accelerator's kernel one node; else as torch composes it."""
+    if step.node is not None and step.node.fused:
+        return _single(tape, step)
+    composed_rms_norm(tape, step)
     return None
 
 
@@ -390,7 +398,7 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "cosine_similarity": cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
-    "half_loss": half_loss, "loss": _loss, "matmul": _matmul, "rms_norm": rms_norm, "scaled_dot_product_attention": _attention,
+    "half_loss": half_loss, "loss": _loss, "matmul": _matmul, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
     "split_softmax": split_softmax, "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss,
     "where": _where,
     **dict.fromkeys(FOURIER, _fourier), **dict.fromkeys(RECURRENT, _recurrent),

@@ -60,7 +60,7 @@ def cost_state(
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
     passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, accumulates=accumulates)
     update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
-    hook_s = cluster.chip.hook_s if parameter_elements else 0.0
+    hook_s = cluster.chip.hook_s or 0.0 if parameter_elements else 0.0
     return StateCost(
         parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
         optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,

@@ -21,6 +21,7 @@ from cost_models.live import BEGUN, LIVE, Counts, instants
 from cost_models.receives import receive_slots
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.engine_states import update_bytes
+from planner.costing.kernels import as_run
 from planner.evaluate.replay import Peaks, peaks
 from planner.evaluate.stage import StageLoad
 from planner.ir.graph import ModelGraph
@@ -125,7 +126,7 @@ def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Clu
     where the program is one that `emit` writes; the bounds of :func:`rank_memories` elsewhere."""
     if plan.engine != EMITTED or plan.mesh.context > 1 or plan.mesh.expert > 1:
         return prediction
-    memories = tuple(_measured(peak, cluster) for peak in peaks(plan, graph))
+    memories = tuple(_measured(peak, cluster) for peak in peaks(plan, as_run(graph, cluster.chip)))
     return replace(
         prediction, peak_memory_bytes=max(memory.total for memory in memories),
         stages=tuple(

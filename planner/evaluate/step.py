@@ -94,11 +94,13 @@ def evaluate(plan: Plan, costed: CostedGraph, cluster: Cluster, engine: Engine |
 
 def evaluate_plan(plan: Plan, graph: ModelGraph, cluster: Cluster) -> Prediction:
     """Count a plan's own placements, price them for its engine and evaluate it."""
-    from planner.costing import measure_graph
+    from planner.costing import as_run, measure_graph
 
     levels = tuple(dict.fromkeys(decision.recompute for stage in plan.stages for decision in stage.decisions))
     mesh, engine = plan.mesh, engine_called(plan.engine)
-    counted = measure_graph(graph, mesh.tensor, plan.batch.micro, (plan.placements,), levels, mesh.context, engine)
+    counted = measure_graph(
+        as_run(graph, cluster.chip), mesh.tensor, plan.batch.micro, (plan.placements,), levels, mesh.context, engine
+    )
     return replayed(evaluate_counted(plan, counted, cluster, engine), plan, graph, cluster)
 
 

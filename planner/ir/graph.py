@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import networkx as nx
 
+from planner.ir.fused import FUSED, with_fused
 from planner.ir.irregular import irregular_nodes
 from planner.ir.regions import recompute_regions
 from planner.ir.types import Argument, Ref, TensorType, references
@@ -51,6 +52,11 @@ class Node:
     def base(self) -> str:
         """The operation without its overload."""
         return self.op.split(".")[0]
+
+    @property
+    def fused(self) -> bool:
+        """Whether an accelerator's kernel runs it that keeps less than the CPU's: see :mod:`planner.ir.fused`."""
+        return self.op.endswith(f".{FUSED}")
 
     @property
     def type(self) -> TensorType:
@@ -214,6 +220,11 @@ class Body:
         return tuple(needed and node.name in self.asked for needed in self.needs(node))
 
     @cached_property
+    def on_accelerator(self) -> Body:
+        """The same body, as an accelerator's kernels run it: see :mod:`planner.ir.fused`."""
+        return replace(self, nodes=with_fused(self.nodes, self.types))
+
+    @cached_property
     def irregular(self) -> frozenset[str]:
         """Nodes whose operands do not lie side by side: see :func:`~planner.ir.irregular.irregular_nodes`."""
         return irregular_nodes(self.nodes, self.types, frozenset(value.name for value in self.parameters))
@@ -282,6 +293,12 @@ class ModelGraph:
     dtype: str
     sequence: int
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def on_accelerator(self) -> ModelGraph:
+        """The same graph, as an accelerator's kernels run it. Costs are of that one, programs are written from this."""
+        bodies = tuple(body.on_accelerator for body in self.bodies)
+        return replace(self, context=self.context.on_accelerator, bodies=bodies)
 
     @cached_property
     def body_of(self) -> Mapping[str, Body]:

@@ -97,14 +97,14 @@ def reshaped(layout: Layout, sizes: Sequence[int]) -> Layout | None:
 
 
 def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable: bool = False) -> bool:
-    """Whether torch runs attention by its flash kernel on CPU (aten/src/ATen/native/transformers/attention.cpp and
-    sdp_utils_cpp.cpp): four dims, one head size, as many heads (or ``enable_gqa``), no dropout, no gradient to a mask."""
+    """Whether torch runs attention by a flash kernel (aten/src/ATen/native/transformers/attention.cpp and sdp_utils_cpp.cpp):
+    four dims, one head size, as many heads (or ``enable_gqa``), no gradient to a mask; on CPU no dropout."""
     query, key, value = operands[:3]
     arguments = dict(node.arguments)
     dropout = arguments.get("dropout_p", 0.0)
     same = len(query.sizes) == len(key.sizes) == 4 and query.sizes[-1] == key.sizes[-1] == value.sizes[-1]
     heads = bool(arguments.get("enable_gqa")) or query.sizes[:2] == key.sizes[:2] == value.sizes[:2]
-    return same and heads and not dropout and not mask_differentiable
+    return same and heads and (node.fused or not dropout) and not mask_differentiable
 
 
 def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> Layout:

@@ -3,8 +3,8 @@
 Sources: tools/autograd/derivatives.yaml for single operations, the composite kernels in aten/src/ATen/native for
 ``linear`` and ``matmul`` (fold, then ``mm``), ``rms_norm`` (float32 inside for half precisions), ``cross_entropy_loss``
 (``log_softmax``, ``nll_loss``), ``dropout`` (a mask in the operand's dtype) and attention without a fused kernel. The
-tests hold every formula to ``torch.autograd.graph.saved_tensors_hooks`` on fake CPU tensors. Fused CUDA kernels keep
-less for ``rms_norm`` and dropout in attention; the rehearsal of a program runs on CPU, and so do these numbers.
+tests hold every formula to ``torch.autograd.graph.saved_tensors_hooks`` on fake CPU tensors. Of a node that an
+accelerator's kernel runs (:mod:`planner.ir.fused`) it is what that kernel keeps.
 """
 
 from __future__ import annotations
@@ -163,12 +163,16 @@ def _mask_fill(call: Call) -> Saved:
 
 
 def _layer_norm(call: Call) -> Saved:
-    """The input, and mean and reciprocal deviation of each row in the dtype of the input."""
-    normalized = call.arguments["normalized_shape"]
-    width = len(normalized) if isinstance(normalized, tuple) else 1
-    rows = math.prod(call.operands[0].sizes[: len(call.operands[0].sizes) - width])
-    statistics = 2 * rows * DTYPE_BYTES[call.operands[0].dtype]
-    return Saved((0, *range(1, len(call.operands))), (), statistics)
+    """The input, and mean and reciprocal deviation of each row in the dtype of the input (fused: in float32 of half ones)."""
+    dtype = call.operands[0].dtype
+    item = DTYPE_BYTES[_accumulate(dtype) if call.node.fused else dtype]
+    return Saved((0, *range(1, len(call.operands))), (), 2 * _rows(call) * item)
+
+
+def _rows(call: Call) -> int:
+    """That a norm is taken of."""
+    sizes, normalized = call.operands[0].sizes, call.arguments["normalized_shape"]
+    return math.prod(sizes[: len(sizes) - (len(normalized) if isinstance(normalized, tuple) else 1)])
 
 
 def _weight_norm(call: Call) -> Saved:
@@ -179,12 +183,11 @@ def _weight_norm(call: Call) -> Saved:
 
 def _rms_norm(call: Call) -> Saved:
     """Composite: [cast to float32], the reciprocal root of each row, the normalised values for the weight's
-    gradient."""
-    operand = call.operands[0]
-    normalized = call.arguments["normalized_shape"]
-    width = len(normalized) if isinstance(normalized, tuple) else 1
-    rows = math.prod(operand.sizes[: len(operand.sizes) - width])
+    gradient. Fused: the operands and the roots."""
+    operand, rows = call.operands[0], _rows(call)
     item = DTYPE_BYTES[_accumulate(operand.dtype)]
+    if call.node.fused:
+        return Saved(tuple(range(len(call.operands))), (), rows * item)
     cast = operand.dtype in HALF
     extra, kept = 0, []
     if call.need(0):
@@ -317,8 +320,9 @@ def _einsum(call: Call) -> Saved:
 
 
 def _dropout(call: Call) -> Saved:
-    """A mask of the operand's extents and dtype (aten/src/ATen/native/Dropout.cpp)."""
-    return Saved((), (), call.operands[0].size_bytes)
+    """A mask of the operand's extents and dtype (aten/src/ATen/native/Dropout.cpp); fused: of bytes."""
+    operand = call.operands[0]
+    return Saved((), (), operand.elements if call.node.fused else operand.size_bytes)
 
 
 def _embedding(call: Call) -> Saved:

@@ -19,7 +19,7 @@ from typing import Any
 from cost_models.collectives import span_of
 from cost_models.live import both_at_once
 from hardware_profiles import Cluster
-from planner.costing import PlacedGraph, Pricing, price_graph
+from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
 from planner.evaluate import forward_seconds, input_gradient_seconds
 from planner.evaluate.stage import NO_STATE
@@ -85,7 +85,7 @@ class Prices:
         self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate],
         *, known: Prices | None = None,
     ) -> None:
-        self.graph, self.cluster, self.request, self._known = graph, cluster, request, known
+        self.graph, self.cluster, self.request, self._known = as_run(graph, cluster.chip), cluster, request, known
         micros: dict[int, set[int]] = defaultdict(set)
         for candidate in candidates:
             micros[candidate.mesh.tensor].add(candidate.micro)

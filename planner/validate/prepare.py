@@ -108,7 +108,7 @@ def _prepare(job: RowJob, shelf: _Shelf) -> PreparedRow:
 def _graph(job: RowJob, shelf: _Shelf) -> ModelGraph:
     dtype = DTYPES[job.precision]
     if (job.shape, dtype) not in shelf.traced:
-        shelf.traced[job.shape, dtype] = trace_shape(job.shape, TRACED_LAYERS, dtype)
+        shelf.traced[job.shape, dtype] = trace_shape(job.shape, TRACED_LAYERS, dtype).on_accelerator
     key = (job.shape, dtype, job.layers)
     if key not in shelf.graphs:
         shelf.graphs[key] = repeat_blocks(shelf.traced[job.shape, dtype], job.layers)

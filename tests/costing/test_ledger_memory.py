@@ -182,6 +182,29 @@ def test_models_of_other_fields(server: Server, name: str, precision: str, row: 
     compare(server, trace_model(source, sequence=32, dtype=DTYPES[precision]), precision, row, tmp_path)
 
 
+KERNELS = [
+    Row(microbatch=2), Row(data=2, zero=3, recompute="selective", accumulation=2),
+    Row(pipeline=2, recompute="full", accumulation=4), Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2),
+    Row(tensor=2, data=2, sequence_parallel=True, zero=2, recompute="mixed", accumulation=2, microbatch=2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("row", KERNELS, ids=lambda row: str(row.label))
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_an_accelerators_kernels(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
+    """Norms and dropout that are one kernel each, attention that keeps a seed of what it drops."""
+    settings = {"hidden": 64, "heads": 4, "vocab": 512, "layers": 4} | ({"dropout": 0.1} if model == "gpt" else {})
+    source = load_model(f"{ROOT / 'examples' / model}.py:{model}", settings, None)
+    graph = trace_model(source, sequence=64, dtype=DTYPES[precision])
+    assert {node.base for body in graph.on_accelerator.bodies for node in body.nodes if node.fused} == (
+        {"layer_norm", "dropout", "scaled_dot_product_attention"} if model == "gpt" else {"rms_norm"}
+    )
+    placements = divided(graph, row) if row.tensor > 1 else None
+    compare(server, graph, precision, row, tmp_path, placements, kernels="cuda")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("row", [
@@ -213,9 +236,9 @@ def test_every_parameter_divided(server: Server, tmp_path: Path) -> None:
 
 def compare(
     server: Server, graph: ModelGraph, precision: str, row: Row, tmp_path: Path,
-    placements: Mapping[str, BodyPlacement] | None = None,
+    placements: Mapping[str, BodyPlacement] | None = None, kernels: str = "cpu",
 ) -> None:
-    """Every category, of a rank of every stage."""
+    """Every category, of a rank of every stage. ``kernels``: whose operations keep what they keep."""
     split_backward_holds(row.schedule)
     reductions_overlap(precision)
     if any(node.base == "scaled_dot_product_attention" for body in graph.bodies for node in body.nodes):
@@ -223,8 +246,9 @@ def compare(
     plan = make_plan(graph, row, precision=precision, placements=placements)
     emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
     each = row.devices // row.pipeline
-    rehearsed = server.rehearse(tmp_path / "program", [rank * each for rank in range(row.pipeline)])
-    for rank, (predicted, measured) in enumerate(zip(peaks(plan, graph), rehearsed, strict=True)):
+    rehearsed = server.rehearse(tmp_path / "program", [rank * each for rank in range(row.pipeline)], kernels=kernels)
+    found = peaks(plan, graph if kernels == "cpu" else graph.on_accelerator)
+    for rank, (predicted, measured) in enumerate(zip(found, rehearsed, strict=True)):
         for name in CATEGORIES:
             bytes_ = measured.memory_bytes[name]
             assert predicted.at[name] == bytes_, f"rank {rank}, {name}: predicted {predicted.at[name]}, rehearsed {bytes_}"

@@ -24,13 +24,16 @@ class Server:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def rehearse(self, directory: Path, ranks: Sequence[int], *, ways: Sequence[bool] = (False,)) -> list[RankLedger]:
-        """The ledgers of some ranks of a program; of each by short steps, by every micro-batch (True), or both: ``ways``.
+    def rehearse(
+        self, directory: Path, ranks: Sequence[int], *, ways: Sequence[bool] = (False,), kernels: str = "cpu"
+    ) -> list[RankLedger]:
+        """The ledgers of some ranks of a program; of each by short steps, by every micro-batch (True), or both: ``ways``;
+        ``kernels``: whose, "cpu" or "cuda".
         Raises AssertionError with what went wrong where its step fails."""
         from planner.ledger import Call, RankLedger
 
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(directory.resolve()), list(ranks), list(ways)]) + "\n")
+        self._process.stdin.write(json.dumps([str(directory.resolve()), list(ranks), list(ways), kernels]) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         assert isinstance(answer, list), answer
@@ -50,7 +53,7 @@ class Server:
         self._process.wait(timeout=30)
 
 
-def _answer(directory: str, ranks: Sequence[int], ways: Sequence[bool]) -> object:
+def _answer(directory: str, ranks: Sequence[int], ways: Sequence[bool], kernels: str) -> object:
     """Rehearse with the program's own modules: every program has its own ``model``, ``train`` and ``runtime``."""
     import traceback
 
@@ -60,7 +63,7 @@ def _answer(directory: str, ranks: Sequence[int], ways: Sequence[bool]) -> objec
     sys.path[:] = [directory, *(path for path in sys.path if not (Path(path or ".") / "train.py").exists())]
     try:
         train, rehearsal = importlib.import_module("train"), importlib.import_module("runtime.rehearsal")
-        return [ledger for rank in ranks for ledger in rehearsal.rehearse_ways(train, rank, ways)]
+        return [ledger for rank in ranks for ledger in rehearsal.rehearse_ways(train, rank, ways, kernels)]
     except Exception:  # noqa: BLE001 - whatever a program raises is the answer
         return traceback.format_exc()
 

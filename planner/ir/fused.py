@@ -1,0 +1,62 @@
+"""Operations that an accelerator runs as one kernel, where torch's CPU composes several or keeps more for the backward pass:
+
+- ``rms_norm`` (aten/src/ATen/native/layer_norm.cpp, ``rms_norm_symint``: ``_fused_rms_norm`` where the weight has the operand's
+  dtype, real numbers) keeps its operands and the reciprocal root of each row;
+- ``layer_norm`` keeps mean and reciprocal deviation of each row in float32 of half precisions, too (layer_norm_kernel.cu);
+- ``dropout`` (Dropout.cpp, ``is_fused_kernel_acceptable``: ``native_dropout``) keeps a mask of a byte an element;
+- attention under dropout (transformers/cuda/sdp_utils.cpp) keeps a seed, not the weights that it dropped: the flash kernel in
+  half precision without a mask, heads of 256 at most; the memory-efficient one with as many keys as queries have heads, which
+  are a multiple of 16 bytes.
+
+Such a node's overload is ``fused``. Nothing else of the graph is another: names, operands, types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.ir.types import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from planner.ir.graph import Node
+    from planner.ir.types import TensorType
+
+FUSED = "fused"
+HALF = frozenset({"bfloat16", "float16"})
+FLASH_HEAD, ALIGNED_BYTES = 256, 16
+
+
+def with_fused(nodes: Sequence[Node], types: Mapping[str, TensorType]) -> tuple[Node, ...]:
+    """The nodes as an accelerator runs them. ``types``: of the values that they read."""
+    return tuple(
+        replace(node, op=f"{node.base}.{FUSED}")
+        if node.base in _CONDITIONS and _CONDITIONS[node.base](node, [types[name] for name in node.operands]) else node
+        for node in nodes
+    )
+
+
+def _real(_: Node, operands: Sequence[TensorType]) -> bool:
+    return len({type_.dtype for type_ in operands}) == 1 and not operands[0].dtype.startswith("complex")
+
+
+def _drops(node: Node, _: Sequence[TensorType]) -> bool:
+    share = node.argument("p")
+    return isinstance(share, float) and 0 < share < 1
+
+
+def _attends(node: Node, operands: Sequence[TensorType]) -> bool:
+    """Whether there is dropout, and a kernel that knows it."""
+    arguments = dict(node.arguments)
+    query, masked = operands[0], len(operands) > 3
+    head = query.shape[-1]
+    if not arguments.get("dropout_p") or not isinstance(head, int):
+        return False
+    if query.dtype in HALF and not masked and head <= FLASH_HEAD:
+        return True
+    aligned = head * DTYPE_BYTES[query.dtype] % ALIGNED_BYTES == 0
+    return query.dtype in (*HALF, "float32") and aligned and not arguments.get("enable_gqa")
+
+
+_CONDITIONS = {"dropout": _drops, "layer_norm": _real, "rms_norm": _real, "scaled_dot_product_attention": _attends}
