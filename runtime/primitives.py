@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,14 +26,31 @@ def all_reduce(x: Tensor, operation: Literal["sum", "max"], group: str) -> Tenso
 
 def all_gather(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The ranks' ``x`` joined along ``dim``."""
+    if dim > 0 and _outermost(x, dim):
+        whole = _run(_operators.all_gather_into_tensor, _from(x, dim), degree, group)
+        return whole.view(*x.shape[:dim], *whole.shape)
     whole = _run(_operators.all_gather_into_tensor, x, degree, group)
     return whole if dim == 0 else torch.cat(whole.chunk(degree, 0), dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The own part along ``dim`` of the sum over the ranks' ``x``."""
+    if dim > 0 and _outermost(x, dim):
+        part = _run(_operators.reduce_scatter_tensor, _from(x, dim), "sum", degree, group)
+        return part.view(*x.shape[:dim], *part.shape)
     lined = x if dim == 0 else torch.cat(x.chunk(degree, dim), 0)
     return _run(_operators.reduce_scatter_tensor, lined, "sum", degree, group)
+
+
+def _outermost(x: Tensor, dim: int) -> bool:
+    """Whether parts along ``dim`` lie end to end in a whole: no dim outside of it has an extent (a micro-batch of one sample).
+    Nothing has to be copied then."""
+    return math.prod(x.shape[:dim]) == 1
+
+
+def _from(x: Tensor, dim: int) -> Tensor:
+    """``x`` without the dims outside of ``dim``, each of which is one."""
+    return x.contiguous().view(x.shape[dim:])
 
 
 def all_to_all(x: Tensor, split_dim: int, concat_dim: int, degree: int, group: str) -> Tensor:

@@ -351,7 +351,8 @@ def _vocabulary_embedding(tape: Tape, step: Step) -> None:
 
 
 def _conversion(tape: Tape, step: Step) -> None:
-    """A collective: gathers along an inner dim and scatters copy once more (runtime/primitives.py)."""
+    """A collective: gathers and scatters along a dim that is not the outermost with an extent copy once more
+    (runtime/primitives.py)."""
     conversion, source, target = step.conversion, step.operands[0], step.outputs[0]
     assert conversion is not None
     # What a collective makes lies row by row, and so does its gradient.
@@ -362,10 +363,10 @@ def _conversion(tape: Tape, step: Step) -> None:
         tape.add([(source, tape.gradient(source, made))], tape.outputs_of(step), lines=lines, turns=turned)
         return
     before, after = tape.bytes_of(source), tape.bytes_of(target)
-    inner = _sharded(step).dim > 0
+    sizes, dim = tape.local.layouts[target].sizes, _sharded(step).dim
+    inner = prod(sizes[:dim]) > 1
     forward = _copies(conversion.forward, before, after, inner)
     back = {"identity": PASS, "all_reduce": before, "slice": PASS}.get(conversion.backward, before)
-    sizes, dim = tape.local.layouts[target].sizes, _sharded(step).dim
     if conversion.backward == "slice" and prod(sizes[:dim]) > 1:
         back = ROWS if dim == len(sizes) - 1 and not turned else PART
     elif back == PASS and turned:
