@@ -172,4 +172,4 @@ def point_to_point_s(cluster: Cluster, stride: int, size_bytes: float, rank: int
     link = next((level.link for level in cluster.levels if rank // level.size == (rank + stride) // level.size), None)
     if link is None or rank + stride >= cluster.devices:
         raise ValueError(f"ranks {rank} and {rank + stride} are not both among {cluster.devices} devices")
-    return link.latency_s + link.start_s + size_bytes / link.rate(2)
+    return link.send * (link.latency_s + link.start_s + size_bytes / link.rate(2))

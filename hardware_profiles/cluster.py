@@ -19,7 +19,8 @@ class Link:
     call at which the call reaches half of that; ``latency_s``: one step between two accelerators;
     ``peer_bytes_s``: what reaches any one peer (less than the whole where accelerators are wired pair by pair);
     ``reduce_scatter``: how the library makes it (gloo: an all-reduce of which each rank keeps its part);
-    ``torus``: one axis of a torus, whose axes carry a collective at the same time.
+    ``torus``: one axis of a torus, whose axes carry a collective at the same time; ``send``: what a send takes of the seconds
+    that its bytes take as a part of a collective (of gloo's, which sum and copy on the host, a third).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Link:
     peer_bytes_s: float
     reduce_scatter: Literal["ring", "all_reduce"] = "ring"
     torus: bool = False
+    send: float = 1.0
 
     @property
     def start_s(self) -> float:

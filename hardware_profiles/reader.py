@@ -22,12 +22,13 @@ _DIMENSIONS = {
     "attention_portable": "ratio",
     "memory_efficiency": "ratio", "memory_irregular": "ratio", "memory_half": "bytes",
     "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
-    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "functions": "s/element",
+    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "send": "ratio",
+    "functions": "s/element",
     "attention_half_head": "elements", "attention_tile": "elements", "hook": "s",
 }  # fmt: skip
 _SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "memory_irregular",
            "efficiency"}  # fmt: skip
-_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth"}
+_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth", "send"}
 
 
 def profile_names() -> tuple[str, ...]:
@@ -164,6 +165,7 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
             peer_bytes_s=si.get(f"{at}.peer_bandwidth", si[f"{at}.bandwidth"]),
             reduce_scatter=link.reduce_scatter,
             torus=link.torus,
+            send=si.get(f"{at}.send", 1.0),
         )
         levels.append(Level(name, size, spec))
     if levels[-1].size < devices:

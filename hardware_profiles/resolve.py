@@ -101,6 +101,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
             "latency": quantity(f"links.{level.name}.latency", level.link.latency_s, "s"),
             "efficiency": quantity(f"links.{level.name}.efficiency", level.link.efficiency, "ratio"),
             "half_message": quantity(f"links.{level.name}.half_message", level.link.half_bytes, "B"),
+            "send": quantity(f"links.{level.name}.send", level.link.send, "ratio"),
             "reduce_scatter": level.link.reduce_scatter,
             "torus": level.link.torus,
         }

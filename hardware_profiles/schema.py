@@ -66,6 +66,7 @@ class LinkDocument(_Strict):
     latency: Quantity
     efficiency: Quantity
     half_message: Quantity
+    send: Quantity | None = None
     torus: bool = False
     reduce_scatter: Literal["ring", "all_reduce"] = "ring"
 

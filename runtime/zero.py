@@ -84,7 +84,8 @@ class Microbatching:
         self.root: FSDPModule = fully_shard(stage, mesh=mesh, reshard_after_forward=False)
         self.managed = [(block.zero_stage, as_managed(block)) for block in blocks]
         for module in (self.root, *(module for _, module in self.managed)):
-            module.set_gradient_divide_factor(1.0)
+            if mesh.size() > 1:  # One rank alone has nothing to divide by; by a factor of one FSDP2 divides into a new tensor.
+                module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self._prefetch()
 

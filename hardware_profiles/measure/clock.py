@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from .settings import Settings
@@ -53,8 +52,10 @@ def _cuda_s(call: Call, count: int) -> float:
 
 
 def exchange_s(call: Call, settings: Settings, agree: Callable[[float], float]) -> float:
-    """Seconds of one collective call by the wall clock (waiting is what a collective costs). ``agree``: the largest of all
-    ranks' values; it makes every rank call equally often and begins every repeat together."""
+    """Seconds of one collective call by the wall clock (waiting is what a collective costs), on average: where ranks and their
+    backend's threads share cores one in a few takes many times as long as the others, and a step makes many. The median of
+    ``exchange_passes`` repeats. ``agree``: the largest of all ranks' values; it makes every rank call equally often and begins
+    every repeat together."""
     once = _cuda_s if settings.device == "cuda" else _wall_s
     agree(once(call, 1))
     first = agree(once(call, 1))
@@ -63,13 +64,11 @@ def exchange_s(call: Call, settings: Settings, agree: Callable[[float], float]) 
     for _ in range(settings.exchange_passes):
         agree(0.0)
         found.append(once(call, count))
-    return min(found)
+    return statistics.median(found)
 
 
 def _wall_s(call: Call, count: int) -> float:
-    """The median: a call during which another program had the core takes many times as long."""
-    ends = [time.perf_counter()]
+    start = time.perf_counter()
     for _ in range(count):
         call()
-        ends.append(time.perf_counter())
-    return statistics.median(after - before for before, after in pairwise(ends))
+    return (time.perf_counter() - start) / count

@@ -159,11 +159,12 @@ def _link(measurement: Measurement, note: _Note) -> dict[str, Any]:
         how = f"collectives of {machine.ranks} ranks and of pairs, within {fit.error:.0%} on average"
     else:
         stream = fit_stream(measurement.of("stream"), 0.0)
-        fit, how = LinkFit(0.0, 0.0, stream.best_bytes_s * stream.efficiency, 0.0), "one rank alone: its own memory"
+        fit, how = LinkFit(0.0, 0.0, stream.best_bytes_s * stream.efficiency, 1.0, 0.0), "one rank alone: its own memory"
     return {
         "technology": "gloo over loopback" if gloo else "NCCL between the GPUs of a node", "size": machine.ranks,
         "bandwidth": note(fit.bytes_s / 1e9, "GB/s", how), "latency": note(fit.latency_s * 1e6, "us", how),
         "efficiency": note(1.0, "ratio", "the bandwidth is what was reached"),
         "half_message": note(fit.start_s * fit.bytes_s / 1e3, "kB", how),
+        "send": note(fit.send, "ratio", "sends to a neighbour and back, of what the collectives' form says"),
         "reduce_scatter": "all_reduce" if gloo else "ring",
     }

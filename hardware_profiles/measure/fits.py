@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import geometric_mean
 
 import numpy
 from numpy.typing import NDArray
@@ -63,11 +64,13 @@ class StreamFit:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """``start_s``: of a call; ``latency_s``: of a step between two ranks; ``bytes_s`` one way."""
+    """``start_s``: of a call; ``latency_s``: of a step between two ranks; ``bytes_s`` one way; ``send``: what a send takes of
+    what the form says."""
 
     start_s: float
     latency_s: float
     bytes_s: float
+    send: float
     error: float
 
 
@@ -175,13 +178,17 @@ def fit_function(observations: Sequence[Observation]) -> float:
 
 
 def fit_link(observations: Sequence[Observation], *, scatter_is_sum: bool) -> LinkFit:
-    """One link for all collectives: a ring's steps and bytes on the wire (Thakur 2005). ``scatter_is_sum``: the library
-    reduce-scatters by an all-reduce."""
-    hops, wire = zip(*(_ring(item, scatter_is_sum) for item in observations), strict=True)
+    """One link for all collectives: a ring's steps and bytes on the wire (Thakur 2005); sends take a share of that.
+    ``scatter_is_sum``: the library reduce-scatters by an all-reduce."""
+    collectives = [item for item in observations if item.probe.subject != "send"]
+    hops, wire = zip(*(_ring(item, scatter_is_sum) for item in collectives), strict=True)
     columns = ([1.0] * len(hops), hops, wire)
-    (start, latency, inverse), error = non_negative(columns, [item.seconds for item in observations])
-    best = max(moved / item.seconds for moved, item in zip(wire, observations, strict=True))
-    return LinkFit(start, latency, 1 / inverse if inverse else best, error)
+    (start, latency, inverse), error = non_negative(columns, [item.seconds for item in collectives])
+    best = max(moved / item.seconds for moved, item in zip(wire, collectives, strict=True))
+    rate = 1 / inverse if inverse else best
+    sends = [item for item in observations if item.probe.subject == "send"]
+    shares = [item.seconds / (start + latency + item.probe.sizes[0] / rate) for item in sends]
+    return LinkFit(start, latency, rate, geometric_mean(shares) if shares else 1.0, error)
 
 
 def _ring(item: Observation, scatter_is_sum: bool) -> tuple[float, float]:

@@ -45,9 +45,9 @@ def measure(settings: Settings, progress: Progress) -> Measurement:
                     progress(done, total, describe(probe))
     machine = _machine(settings, facts)
     shared = max(1.0, settings.ranks / machine.cores) if machine.cores else 1.0
-    # A rank that has half of a core needs twice its own seconds. What disturbs a collective only ever adds to its time.
+    # A rank that has half of a core needs twice its own seconds.
     return Measurement(machine, tuple(
-        Observation(probe, statistics.median(values) * shared if _computes(probe) else min(values))
+        Observation(probe, statistics.median(values) * (shared if _computes(probe) else 1.0))
         for probe, values in seconds.items()
     ))
 

@@ -105,14 +105,16 @@ class Pricing:
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:
         """Forward and backward of converting a value of type ``whole`` (all ranks together) once: the collectives, and
-        the copies that bring the dim to the front or back where it is not the first."""
+        the copies around them."""
         sharded = conversion.source if conversion.source.state == "shard" else conversion.target
         seconds = []
         for step in (conversion.forward, conversion.backward):
             passed = transfers(step, whole, sharded, self.degree, self.microbatch)
-            total = sum(self.transfer_seconds(transfer) for transfer in passed)
-            if self.degree > 1:
-                total += self._copy_seconds(step, sharded, whole)
+            total = sum(self.transfer_seconds(transfer) + self.copy_seconds(transfer.copied_bytes) for transfer in passed)
+            if self.degree > 1 and step in ("slice", "pad"):
+                size = whole.size_bytes(self.microbatch)
+                local = size // self.degree
+                total += memory_bound_s(self.cluster.chip, 2 * local if step == "slice" else size + local)
             seconds.append(total)
         return seconds[0], seconds[1]
 
@@ -123,12 +125,9 @@ class Pricing:
             return 0.0
         return self.transfer_seconds(Transfer("all_reduce", whole.size_bytes())) / self.accumulation
 
-    def _copy_seconds(self, step: str, sharded: Placement, whole: TensorType) -> float:
-        size = whole.size_bytes(self.microbatch)
-        local = size // self.degree
-        moved = {"slice": 2 * local, "pad": size + local, "all_to_all": 4 * local}.get(step, 0)
-        if step in ("all_gather", "reduce_scatter") and sharded.dim > 0:
-            moved = 2 * size
+    def copy_seconds(self, moved_bytes: int) -> float:
+        """Of what is copied around one collective, where the engine does that."""
+        moved = self.engine.axis_copies * moved_bytes
         return memory_bound_s(self.cluster.chip, moved) if moved else 0.0
 
     def _operation_seconds(self, operation: Operation, quantised: bool) -> _Seconds:

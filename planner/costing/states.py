@@ -58,7 +58,9 @@ def cost_state(
     copies = working if accumulation > 1 else max(0, working - held.gradients)
     once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group, engine)
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
-    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, accumulates=accumulates)
+    # A group of one copies what it reduces; one of several ranks' divides it first.
+    copied = engine.reduce_copies * (2 if mesh.data > 1 else 1) if group == 1 else 0.0
+    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, copied, accumulates=accumulates)
     update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
     hook_s = cluster.chip.hook_s or 0.0 if parameter_elements else 0.0
     return StateCost(
@@ -132,9 +134,10 @@ def _alone_seconds(
 
 
 def _copy_seconds(
-    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, engine: Engine, *, accumulates: bool
+    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, engine: Engine, copied: float, *,
+    accumulates: bool,
 ) -> tuple[float, float, float]:
-    """Memory-bound passes, as :func:`_traffic_seconds`."""
+    """Memory-bound passes, as :func:`_traffic_seconds`. ``copied``: times that reduced gradients are read or written too."""
     if not elements:
         return 0.0, 0.0, 0.0
     working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
@@ -142,7 +145,7 @@ def _copy_seconds(
     added = memory_bound_s(cluster.chip, (working + 2 * master) * elements) if accumulates else 0.0
     added *= engine.accumulation
     reduced = memory_bound_s(
-        cluster.chip, ((master if accumulates else working) + master) * elements + engine.reduce_copies * master * kept
+        cluster.chip, ((master if accumulates else working) + master) * elements + copied * master * kept
     )
     if zero < 2:
         return cast + reduced, 0.0, added

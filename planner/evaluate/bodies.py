@@ -145,5 +145,5 @@ def _unit(plan: Plan, graph: ModelGraph, blocks: Sequence[Block], zero: int, end
                 partial += shard
     return Unit(
         tuple(parameters), zero, world, zero > 0 and plan.zero_group < plan.mesh.data, WORKING_BYTES[plan.precision],
-        MASTER_BYTES[plan.precision], ends, partial,
+        MASTER_BYTES[plan.precision], ends, partial, plan.mesh.data,
     )

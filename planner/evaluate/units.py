@@ -27,9 +27,10 @@ class UnitParameter:
 @dataclass
 class Unit:
     """``working``, ``master``: bytes of an element in computation, and of masters and reductions. ``world``: ranks of the
-    shard group; ``hybrid``: gradients are summed over copies of the group besides. ``ends``: position in the stage of the last
-    block that the unit holds; ``partial_elements``: of the shards whose gradients are partial sums. What follows is its state:
-    bytes of a gathering that is under way, of gradients whole (``own``: autograd's, ``accumulated``), sharded and partial.
+    shard group, of ``ranks`` of the data axis; ``hybrid``: gradients are summed over copies of the group besides. ``ends``:
+    position in the stage of the last block that the unit holds; ``partial_elements``: of the shards whose gradients are
+    partial sums. What follows is its state: bytes of a gathering that is under way, of gradients whole (``own``: autograd's,
+    ``accumulated``), sharded and partial.
     """
 
     parameters: Sequence[UnitParameter]
@@ -40,6 +41,7 @@ class Unit:
     master: int
     ends: int = 0
     partial_elements: int = 0
+    ranks: int = 1
     gathered: bool = False
     pending: int = 0
     own: int = 0
@@ -197,7 +199,7 @@ class Root:
         result = self.reduction // unit.world
         stays = not (unit.partial if unit.hybrid and not sums else unit.sharded)
         heap.add("gradients" if stays else "buffers", result)
-        if unit.world == 1:
+        if unit.world == 1 and unit.ranks > 1:  # Divided, by one, into a new tensor (runtime/zero.py).
             heap.add("buffers", self.reduction)
             heap.add("buffers", -self.reduction)
         if unit.hybrid and not sums:

@@ -13,7 +13,8 @@ from hardware_profiles.engine import fitted_numbers, origin
 def test_an_engine_without_numbers_is_eager_torch_where_every_operation_reads_and_writes_once() -> None:
     eager = engine("torch-eager")
     assert eager == DEFAULT_ENGINE
-    assert replace(eager, loss_forward=0, loss_backward=0, sums=0, gather_copies=0, reduce_copies=0, host_s=0) == Engine()
+    own = ("loss_forward", "loss_backward", "sums", "gather_copies", "reduce_copies", "axis_copies", "host_s")
+    assert replace(eager, **dict.fromkeys(own, 0)) == Engine()
 
 
 @pytest.mark.parametrize("name", engine_names())
