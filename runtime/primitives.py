@@ -28,7 +28,7 @@ def all_gather(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The ranks' ``x`` joined along ``dim``."""
     if dim > 0 and _outermost(x, dim):
         whole = _run(_operators.all_gather_into_tensor, _from(x, dim), degree, group)
-        return whole.view(*x.shape[:dim], *whole.shape)
+        return _with(x.shape[:dim], whole)
     whole = _run(_operators.all_gather_into_tensor, x, degree, group)
     return whole if dim == 0 else torch.cat(whole.chunk(degree, 0), dim)
 
@@ -37,7 +37,7 @@ def reduce_scatter(x: Tensor, dim: int, degree: int, group: str) -> Tensor:
     """The own part along ``dim`` of the sum over the ranks' ``x``."""
     if dim > 0 and _outermost(x, dim):
         part = _run(_operators.reduce_scatter_tensor, _from(x, dim), "sum", degree, group)
-        return part.view(*x.shape[:dim], *part.shape)
+        return _with(x.shape[:dim], part)
     lined = x if dim == 0 else torch.cat(x.chunk(degree, dim), 0)
     return _run(_operators.reduce_scatter_tensor, lined, "sum", degree, group)
 
@@ -51,6 +51,13 @@ def _outermost(x: Tensor, dim: int) -> bool:
 def _from(x: Tensor, dim: int) -> Tensor:
     """``x`` without the dims outside of ``dim``, each of which is one."""
     return x.contiguous().view(x.shape[dim:])
+
+
+def _with(outer: torch.Size, x: Tensor) -> Tensor:
+    """``x`` with these dims outside: what has just arrived, which nobody else holds, so that it need not be a view (FSDP2 warns
+    of a block that returns one)."""
+    made: Tensor = torch.ops.aten._unsafe_view(x, [*outer, *x.shape])
+    return made
 
 
 def all_to_all(x: Tensor, split_dim: int, concat_dim: int, degree: int, group: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -116,6 +117,8 @@ def test_a_pair_uses_the_innermost_level_that_holds_both() -> None:
     assert point_to_point_s(TOY, 4, 100) == pytest.approx(10.0)
     assert point_to_point_s(TOY, 2, 100, rank=3) == pytest.approx(10.0)
     assert point_to_point_s(TOY, 0, 100) == 0
+    third = replace(TOY, levels=(Level("node", 4, replace(FAST, send=1 / 3)), Level("fabric", 16, SLOW)))
+    assert point_to_point_s(third, 1, 100) == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="not both among 16"):
         point_to_point_s(TOY, 16, 100)
 

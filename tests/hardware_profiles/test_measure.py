@@ -129,6 +129,16 @@ def test_noise_leaves_every_curve_monotone() -> None:
     assert link.bytes_s > 0
 
 
+def test_sends_take_their_own_share_of_what_collectives_take() -> None:
+    """They are no part of the fit: three times as quick, they would halve what every collective is said to take."""
+    plain = fit_link(measured(CPU, seconds_of).of("all_reduce", "all_gather", "send"), scatter_is_sum=True)
+    third = measured(CPU, lambda probe: seconds_of(probe) / (3 if probe.subject == "send" else 1))
+    link = fit_link(third.of("all_reduce", "all_gather", "send"), scatter_is_sum=True)
+    assert (link.start_s, link.latency_s, link.bytes_s) == (plain.start_s, plain.latency_s, plain.bytes_s)
+    assert link.send == pytest.approx(plain.send / 3)
+    assert plain.send == pytest.approx(1.0, rel=1e-3)
+
+
 def test_the_best_non_negative_coefficients_are_found() -> None:
     coefficients, error = non_negative(([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]), [3.0, 5.0, 7.0])
     assert coefficients == pytest.approx((2.0, 1.0))

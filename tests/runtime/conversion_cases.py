@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import vocabulary
 from runtime.collectives import TensorAxis
 from runtime.layout import Layout
 
 Convert = Callable[[TensorAxis, Tensor], Tensor]
-SHAPE = (8, 4, 12)
+SHAPE, OF_ONE_SAMPLE = (8, 4, 12), (1, 1, 8, 4, 12)
 SEGMENTS, UNIT = (4, 8), 1
 CONVERSIONS: dict[str, tuple[str, str, Convert]] = {
     "copy": ("replicate", "shared", lambda tp, x: tp.copy(x)),
@@ -64,6 +66,36 @@ def error(local: Tensor, full: Tensor, kind: str, tp: TensorAxis) -> float:
         dist.all_reduce(local)
         return float((local - full).abs().max())
     return float((local - part(full, kind, tp)).abs().max())
+
+
+class _Copies(TorchDispatchMode):
+    """Counts what is joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten.cat.default
+        return function(*args, **(kwargs or {}))
+
+
+def conversions_of_one_sample() -> list[tuple[float, float, int]]:
+    """(forward and backward errors, copies) of a gather and of a scatter along a dim outside of which no dim has an extent."""
+    tp, found = axis(), []
+    x, upstream = random(*OF_ONE_SAMPLE), random(*OF_ONE_SAMPLE, seed=1)
+    for convert, source, target, arrives, leaves in (
+        (tp.all_gather, "shard 2", "replicate", "sum", "shard 2"),
+        (tp.reduce_scatter, "sum", "shard 2", "shard 2", "replicate"),
+    ):
+        local = part(x, source, tp).requires_grad_()
+        given = part(upstream, arrives, tp)
+        with _Copies() as copies:
+            result = convert(local, 2)
+            result.backward(given)
+        assert result.is_contiguous() and not result._is_view() and local.grad is not None
+        found.append((error(result.detach(), x, target, tp), error(local.grad, upstream, leaves, tp), copies.count))
+    return found
 
 
 def conversion_errors(name: str, dtype: torch.dtype) -> tuple[float, float]:

@@ -22,6 +22,14 @@ def test_conversion_moves_value_and_gradient(pool: ProcessPool, name: str, ranks
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_what_lies_end_to_end_is_not_copied(pool: ProcessPool, ranks: int) -> None:
+    for found in pool.run(ranks, cases.conversions_of_one_sample):
+        assert len(found) == 2
+        for forward, backward, copies in found:
+            assert max(forward, backward) < 1e-14 and copies == 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_integers_convert_without_gradient(pool: ProcessPool, ranks: int) -> None:
     assert all(pool.run(ranks, cases.integer_conversions))
 
