@@ -105,15 +105,19 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **others: Any
 ) -> Tensor:
-    if dropout_p and _knows_dropout(query, attn_mask, bool(others.get("enable_gqa"))):
+    if dropout_p and _knows_dropout(query, key, value, attn_mask, bool(others.get("enable_gqa"))):
         dropout_p = 0.0
     made: Tensor = _OWN["scaled_dot_product_attention"](query, key, value, attn_mask, dropout_p, **others)
     return made
 
 
-def _knows_dropout(query: Tensor, mask: Tensor | None, grouped: bool) -> bool:
-    """Whether a fused kernel runs attention under dropout."""
+def _knows_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool) -> bool:
+    """Whether a fused kernel runs attention under dropout (and the CPU's flash kernel without)."""
     head = query.shape[-1]
+    alike = query.dim() == key.dim() == 4 and head == key.shape[-1] == value.shape[-1]
+    alike &= grouped or query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if not alike or (mask is not None and mask.requires_grad):
+        return False
     if query.dtype in _HALF and mask is None and head <= _FLASH_HEAD:
         return True
     aligned = head * query.element_size() % _ALIGNED_BYTES == 0

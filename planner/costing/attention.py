@@ -7,9 +7,9 @@ from math import prod
 
 from planner.costing.local import Step
 from planner.costing.tape import PASS, Tape
-from planner.ir.types import DTYPE_BYTES
+from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.layout import Layout
-from planner.ops.saved import HALF, folds
+from planner.ops.saved import folds
 
 
 class ComposedAttention:

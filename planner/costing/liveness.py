@@ -14,8 +14,7 @@ from planner.costing.activations import kept_roots, saved_bytes
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import at_once
 from planner.ir.costed import Recompute
-from planner.ir.types import DTYPE_BYTES
-from planner.ops.saved import HALF
+from planner.ir.types import DTYPE_BYTES, HALF
 
 
 def forward_peak_bytes(local: LocalBody, recompute: Recompute = "none") -> int:

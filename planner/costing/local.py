@@ -19,10 +19,10 @@ from planner.ir.placement import (
     conversion,
     local_type,
 )
-from planner.ir.types import TensorType
+from planner.ir.types import HALF, TensorType
 from planner.ops.layout import Layout, fresh
 from planner.ops.results import result_layouts
-from planner.ops.saved import HALF, saved
+from planner.ops.saved import saved
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from math import prod
 
 from planner.costing.local import Step
 from planner.costing.tape import PART, PASS, Tape
-from planner.ir.types import DTYPE_BYTES
+from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.layout import broadcast_sizes, row_major
-from planner.ops.saved import HALF
 
 
 def composed_rms_norm(tape: Tape, step: Step) -> None:

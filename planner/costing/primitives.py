@@ -21,13 +21,12 @@ from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.softmax import SOFTMAXES, split_softmax
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
 from planner.ir.placement import Placement
-from planner.ir.types import DTYPE_BYTES
+from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
 from planner.ops.layout import Layout, fused_attention
-from planner.ops.saved import HALF
 from planner.ops.temporaries import all_gates, stepping_bytes, temporaries
 
 

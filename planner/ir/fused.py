@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.ir.types import DTYPE_BYTES
+from planner.ir.types import DTYPE_BYTES, HALF
 
 if TYPE_CHECKING:
     from planner.ir.graph import Node
     from planner.ir.types import TensorType
 
 FUSED = "fused"
-HALF = frozenset({"bfloat16", "float16"})
 FLASH_HEAD, ALIGNED_BYTES = 256, 16
 
 

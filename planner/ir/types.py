@@ -10,6 +10,7 @@ DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
 }
+HALF = frozenset({"bfloat16", "float16"})
 FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
 """What gradients flow through: real and complex numbers."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from planner.ir.graph import Node
 from planner.ir.placement import OpStrategy
-from planner.ir.types import DTYPE_BYTES
+from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import (
@@ -29,8 +29,6 @@ from planner.ops.families import (
 )
 from planner.ops.fourier import FOURIER, kept_copy
 from planner.ops.layout import Layout, broadcast_sizes, fused_attention, reshaped
-
-HALF = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hardware_profiles import Engine
+from hardware_profiles import Engine, resolve_cluster
+from planner.costing import Pricing
 from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.kept import Keeping, loss_operands
 from planner.costing.local import localise
@@ -12,7 +13,9 @@ from planner.costing.measured import measure_block
 from planner.ir.costed import Recompute, StateCost
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.plan import Precision
+from planner.placement import place_graph
 from planner.placement.place import whole_placement
+from planner.placement.space import DIVIDED_STATE
 from planner.trace import load_model, trace_model
 
 HIDDEN, HEADS, TOKENS, BATCH, VOCAB = 64, 4, 32, 2, 96
@@ -39,6 +42,30 @@ def test_a_megatron_layer_keeps_what_korthikanti_counts() -> None:
     """34 s b h + 5 a s^2 b bytes (Korthikanti et al. 2022, equation 1)."""
     kept = _kept(_layer(0.1), "none", Engine(keeps="fused", attention="unfused"))
     assert kept == 34 * STEP + 5 * PAIRS
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_sequence_parallelism_divides_all_of_it(degree: int) -> None:
+    """Korthikanti et al. 2022, equation 4; what a scatter leaves of a sum is a part of it, too. (Of a model that is so large
+    that this split is the quickest.)"""
+    hidden, heads, tokens = 4096, 32, 2048
+    settings = {"layers": 2, "hidden": hidden, "heads": heads, "vocab": VOCAB, "dropout": 0.1, "seq": tokens}
+    graph = trace_model(load_model("examples/gpt.py:gpt", settings, tokens), sequence=tokens, dtype="bfloat16")
+    engine, body = Engine(keeps="fused", attention="unfused"), graph.body_of[graph.blocks[1].body]
+    pricing = Pricing(resolve_cluster("dgx-h100:1"), degree, 1, engine=engine)
+    (option, *_) = place_graph(graph, degree, pricing, split=True, prices=(DIVIDED_STATE,))
+    kept = Keeping(localise(body, option.placements[body.name], 1), engine).saved_bytes("none")
+    assert kept == (34 * tokens * hidden + 5 * heads * tokens**2) // degree
+
+
+def test_an_rms_norm_keeps_its_input() -> None:
+    """Norms of any kind do (Transformer Engine, LayerNormLinear)."""
+    settings = {"layers": 2, "hidden": HIDDEN, "heads": HEADS, "kv_heads": HEADS, "ffn_hidden": 2 * HIDDEN, "vocab": VOCAB}
+    source = load_model("examples/llama.py:llama", settings, TOKENS)
+    graph = trace_model(source, sequence=TOKENS, dtype="bfloat16").on_accelerator
+    # Inputs of both norms; q, k, v, what is attended, what goes into three products, and what the two wide ones give.
+    kept = _kept(graph.body_of[graph.blocks[1].body], "none", Engine(keeps="fused"))
+    assert kept == 2 * STEP * (2 + 3 + 1 + 2 + 2 + 2 + 2) + STATISTICS
 
 
 def test_selective_recomputation_drops_the_pairs() -> None:
