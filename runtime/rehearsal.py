@@ -38,7 +38,7 @@ from . import launch
 from .data import make_batches
 from .loop import Program, Trainer
 from .rehearsal_kernels import accelerator_kernels
-from .rehearsal_length import lengths, on_line
+from .rehearsal_length import lengths, nearest, on_line
 from .rehearsal_memory import StorageLog
 from .rehearsal_traffic import NAMESPACES, Call, Traffic
 from .rehearsal_watch import claim_state, hold_constants, mark_calls, mark_passes, watch, watch_groups
@@ -153,24 +153,19 @@ class Rehearsal(ExitStack):
         recorded = () if every else lengths(self.train.SCHEDULE, self.train.MESH["pipeline"], count)
         self._run(1)
         runs: list[tuple[dict[Call, int], dict[str, int]]] = []
-        phases: list[dict[tuple[int, str], int]] = []
+        phases: list[list[list[dict[str, int]]]] = []
         first = 1
         for length in recorded:
             runs.append(self._run(length))
             first = first if phases else max(1, self.log.passes // 4)
-            phases.append(self._peaks(first))
+            # Which phase holds the most may change with the number of micro-batches: each is drawn by itself.
+            phases.append([self.log.peaks(*part) for part in self.log.phases(first)])
         calls = on_line(recorded, [run[0] for run in runs], count) if runs else None
-        memory = on_line(recorded, phases, count) if runs else None
-        if calls is None or memory is None:
+        drawn = [on_line(recorded, nearest(each), count) for each in zip(*phases, strict=True)]
+        memory = [sizes for sizes in drawn if sizes is not None]
+        if calls is None or not memory or len(memory) < len(drawn):
             return self._run(count)
-        found = [{name: size for (phase, name), size in memory.items() if phase == at} for at in {key[0]: 0 for key in memory}]
-        return calls, max(found, key=lambda sizes: sum(sizes.values()))
-
-    def _peaks(self, passes: int) -> dict[tuple[int, str], int]:
-        """By phase of the last step and category, bytes when the most was alive. Which phase holds the most may change with the
-        number of micro-batches: each is drawn by itself."""
-        parts = enumerate(self.log.phases(passes))
-        return {(at, name): size for at, part in parts for name, size in self.log.peak(*part).items()}
+        return calls, max(memory, key=lambda sizes: sum(sizes.values()))
 
     def _run(self, count: int) -> tuple[dict[Call, int], dict[str, int]]:
         """One step of ``count`` micro-batches."""

@@ -14,6 +14,7 @@ whole steps, exactly, over schedules, ZeRO stages and recomputation. ``--every-m
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import product
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -34,6 +35,13 @@ def lengths(schedule: str, pipeline: int, microbatches: int) -> tuple[int, ...]:
         return (3 * each, 4 * each) if rounds > 4 else (microbatches,)
     full = 3 if pipeline == 1 or schedule == "gpipe" else pipeline + 1 if schedule == "1f1b" else 2 * pipeline
     return (full, full + 1) if microbatches > full + 1 else (microbatches,)
+
+
+def nearest(steps: Sequence[Sequence[Mapping[Key, int]]]) -> Sequence[Mapping[Key, int]]:
+    """Of each step's moments that hold equally much, one: those of two steps that are most alike are the same moment."""
+    if len(steps) == 1:
+        return steps[0][:1]
+    return min(product(*steps), key=lambda pair: sum(abs(pair[1][key] - pair[0][key]) for key in pair[0]))
 
 
 def on_line(recorded: Sequence[int], values: Sequence[Mapping[Key, int]], at: int) -> dict[Key, int] | None:

@@ -85,22 +85,27 @@ class StorageLog:
         """How many passes were marked since :meth:`begin`."""
         return len(self._marks.get("pass", []))
 
-    def peak(self, first: int = 0, after: int | None = None) -> dict[str, int]:
-        """Bytes by category at the moment since :meth:`begin` when the most was alive (the first such moment); of a part of
-        what happened, where its first event and the first after it are given."""
-        events = self._events[:after]
-        now = sum(self._held.values()) + sum(more for _, more in events[:first])
-        most, until = now, first
-        for index, (_, more) in enumerate(events[first:], first + 1):
-            now += more
-            if now > most:
-                most, until = now, index
-        alive = dict(self._held)
-        for serial, more in events[:until]:
-            alive[serial] = alive.get(serial, 0) + more
-        found = dict.fromkeys(CATEGORIES, 0)
-        for serial, size in alive.items():
-            found[self._categories[serial]] += size
+    def peak(self) -> dict[str, int]:
+        """Bytes by category at the moment since :meth:`begin` when the most was alive, the first such moment."""
+        return self.peaks()[0]
+
+    def peaks(self, first: int = 0, after: int | None = None) -> list[dict[str, int]]:
+        """The same of every such moment, as far as they differ; of a part of what happened, where its first event and the first
+        after it are given."""
+        now = dict.fromkeys(CATEGORIES, 0)
+        for serial, size in self._held.items():
+            now[self._categories[serial]] += size
+        for serial, more in self._events[:first]:
+            now[self._categories[serial]] += more
+        found, total = [dict(now)], sum(now.values())
+        most = total
+        for serial, more in self._events[first:after]:
+            now[self._categories[serial]] += more
+            total += more
+            if total > most:
+                found, most = [], total
+            if total == most and now not in found:
+                found.append(dict(now))
         return found
 
     @contextmanager

@@ -47,6 +47,8 @@ CASES = [
     # More stages of a rank than torch's schedules would keep gathered.
     ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-1f1b", stages_of_rank=4, zero="mixed", accumulation=4)),
     ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-zero-bubble", stages_of_rank=4, zero=1, accumulation=4)),
+    # Two moments hold equally much, and which comes first depends on the number of micro-batches.
+    ("gpt", "bf16", Row(pipeline=2, schedule="zbv", accumulation=8, microbatch=2)),
     # Blocks that are not trained, parameters without dims or elements, names that mean nothing.
     ("hollow", "bf16", Row(data=2, zero=3, accumulation=2)),
     ("frozen", "bf16", Row(pipeline=2, accumulation=2)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen import emit
-from runtime.rehearsal_length import lengths, on_line
+from runtime.rehearsal_length import lengths, nearest, on_line
 from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan
 from tests.rehearse.programs import written
@@ -41,6 +41,12 @@ def test_short_steps_are_run_whole() -> None:
 def test_lengths_keep_the_rounds_of_interleaving() -> None:
     assert lengths("interleaved-1f1b", 4, 24) == (12, 16)
     assert lengths("1f1b", 8, 96) == (9, 10)
+
+
+def test_of_moments_that_hold_equally_much_the_same_one_is_drawn() -> None:
+    first, second = [{"a": 10, "b": 5}], [{"a": 14, "b": 2}, {"a": 10, "b": 6}]
+    assert nearest([first, second]) == ({"a": 10, "b": 5}, {"a": 10, "b": 6})
+    assert list(nearest([second])) == second[:1]
 
 
 def test_what_is_on_no_line_is_refused() -> None:
