@@ -49,8 +49,7 @@ class Engine:
     alone; ``sends_exposed``, the same of transfers between pipeline ranks; ``sends_blocking``, share of these for which
     both ranks stop; ``sends_scattered``, whether each tensor rank sends its own part of a replicated tensor.
     Around ZeRO's traffic: ``gather_copies``, times that gathered parameters are read or written besides being cast;
-    ``reduce_copies``, the same of reduced gradients of a group of one. ``axis_copies``, share of the copies around the tensor
-    axis' collectives that are made (along a dim of which parts do not lie end to end).
+    ``reduce_copies``, the same of reduced gradients of a group of one.
     Optimizer: ``accumulation``, share of the passes that add a micro-batch's gradients to the masters' which are left (0: the
     product that makes a gradient adds it); ``optimizer_passes``, tensors of the masters' size that the update moves;
     ``step_s``, what a step takes beside all that is counted.
@@ -82,7 +81,6 @@ class Engine:
     sums: float = 0.0
     gather_copies: float = 0.0
     reduce_copies: float = 0.0
-    axis_copies: float = 0.0
     host_s: float = 0.0
     gathers_hidden: float = 0.0
     gathers_floor: float = 1.0
@@ -114,7 +112,7 @@ class Engine:
 UNITS: Mapping[str, str] = {
     "attention_speed": "ratio", "matmul_speed": "ratio", "grouped_speed": "ratio", "cast_passes": "elements",
     "pointwise_traffic": "ratio", "kernels": "ratio", "loss_forward": "bytes", "loss_backward": "bytes",
-    "sums": "ratio", "gather_copies": "elements", "reduce_copies": "elements", "axis_copies": "ratio",
+    "sums": "ratio", "gather_copies": "elements", "reduce_copies": "elements",
     "host_s": "s", "gathers_hidden": "ratio", "gathers_floor": "ratio",
     "gradients_hidden": "ratio",
     "gradients_floor": "ratio", "collective_speed": "ratio", "gradient": "bytes", "tensor_exposed": "ratio",

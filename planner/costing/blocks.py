@@ -52,8 +52,8 @@ def price_block(block: BlockWork, pricing: Pricing, group: int = 1) -> dict[Reco
 
 
 def time_block(block: BlockWork, pricing: Pricing) -> dict[Recompute, BlockSeconds]:
-    """Seconds of what was counted, by recomputation level. Communication is what the ledger counts, priced call by call; copies
-    around collectives are compute."""
+    """Seconds of what was counted, by recomputation level. Communication is what the ledger counts, priced call by
+    call; copies around it are left out (docs/physics.md says what that is)."""
     # The products before the loss stay in the job's precision (Megatron Core's output layer; torchtitan's float8 filter).
     quantised = all(item.base != "cross_entropy_loss" for item in block.operations)
     seconds = {item.node: pricing.operation_seconds(item, quantised=quantised) for item in block.operations}
@@ -67,8 +67,6 @@ def _time_level(
     weight_s = sum(item[2] for item in seconds.values())
     forward_comm_s, backward_comm_s = _comm_seconds(block.forward, pricing), _comm_seconds(block.backward, pricing)
     again_comm_s = max(0.0, _comm_seconds(level.backward, pricing) - backward_comm_s)
-    forward_copies_s, backward_copies_s = _copy_seconds(block.forward, pricing), _copy_seconds(block.backward, pricing)
-    again_copies_s = max(0.0, _copy_seconds(level.backward, pricing) - backward_copies_s)
     # The host can be what a block waits for: it launches collectives too, which then run while it prepares what follows.
     calls = sum(item.count for item in block.forward), sum(item.count for item in block.backward)
     host_forward_s, host_backward_s = pricing.host_seconds(block.operations, calls)
@@ -76,14 +74,11 @@ def _time_level(
     host_again_s, _ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
     return BlockSeconds(
-        forward_s=max(sum(item[0] for item in seconds.values()) + forward_copies_s, host_forward_s - forward_comm_s),
-        input_gradient_s=max(
-            sum(item[1] for item in seconds.values()) + backward_copies_s, host_backward_s - weight_s - backward_comm_s
-        ),
+        forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s - forward_comm_s),
+        input_gradient_s=max(sum(item[1] for item in seconds.values()), host_backward_s - weight_s - backward_comm_s),
         weight_gradient_s=weight_s,
         recompute_s=max(
-            sum(item[0] for name, item in seconds.items() if name in level.repeated) + again_copies_s,
-            host_again_s - again_comm_s,
+            sum(item[0] for name, item in seconds.items() if name in level.repeated), host_again_s - again_comm_s
         ),
         forward_comm_s=forward_comm_s,
         backward_comm_s=backward_comm_s,
@@ -107,10 +102,6 @@ def _exchange_seconds(block: BlockWork, pricing: Pricing, repeated: frozenset[st
 def whole_seconds(operations: Iterable[Operation], pricing: Pricing) -> float:
     """Forward of a body that every rank computes whole (the context)."""
     return sum(pricing.operation_seconds(item)[0] for item in operations)
-
-
-def _copy_seconds(counts: Iterable[CollectiveCount], pricing: Pricing) -> float:
-    return sum(item.count * pricing.copy_seconds(item.copied_bytes) for item in counts)
 
 
 def _comm_seconds(counts: Iterable[CollectiveCount], pricing: Pricing) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s, unfused_attention_s
@@ -105,16 +106,14 @@ class Pricing:
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:
         """Forward and backward of converting a value of type ``whole`` (all ranks together) once: the collectives, and
-        the copies around them."""
+        the copies that bring the dim to the front or back where it is not the first."""
         sharded = conversion.source if conversion.source.state == "shard" else conversion.target
         seconds = []
         for step in (conversion.forward, conversion.backward):
             passed = transfers(step, whole, sharded, self.degree, self.microbatch)
-            total = sum(self.transfer_seconds(transfer) + self.copy_seconds(transfer.copied_bytes) for transfer in passed)
-            if self.degree > 1 and step in ("slice", "pad"):
-                size = whole.size_bytes(self.microbatch)
-                local = size // self.degree
-                total += memory_bound_s(self.cluster.chip, 2 * local if step == "slice" else size + local)
+            total = sum(self.transfer_seconds(transfer) for transfer in passed)
+            if self.degree > 1:
+                total += self._copy_seconds(step, sharded, whole)
             seconds.append(total)
         return seconds[0], seconds[1]
 
@@ -125,9 +124,12 @@ class Pricing:
             return 0.0
         return self.transfer_seconds(Transfer("all_reduce", whole.size_bytes())) / self.accumulation
 
-    def copy_seconds(self, moved_bytes: int) -> float:
-        """Of what is copied around one collective, where the engine does that."""
-        moved = self.engine.axis_copies * moved_bytes
+    def _copy_seconds(self, step: str, sharded: Placement, whole: TensorType) -> float:
+        size = whole.size_bytes(self.microbatch)
+        local = size // self.degree
+        moved = {"slice": 2 * local, "pad": size + local, "all_to_all": 4 * local}.get(step, 0)
+        if step in ("all_gather", "reduce_scatter") and prod(whole.sizes(self.microbatch)[: sharded.dim]) > 1:
+            moved = 2 * size
         return memory_bound_s(self.cluster.chip, moved) if moved else 0.0
 
     def _operation_seconds(self, operation: Operation, quantised: bool) -> _Seconds:

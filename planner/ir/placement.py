@@ -20,7 +20,6 @@ A value without gradient knows only ``replicate`` and ``shard``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 from planner.ir.types import BatchMultiple, Extent, TensorType
@@ -105,12 +104,10 @@ def even(type_: TensorType, placement: Placement, degree: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One collective: ``size_bytes`` is the input tensor's size on one rank, as the ledger counts it; ``copied_bytes``: read
-    and written around it, where parts along its dim do not lie end to end (runtime/primitives.py)."""
+    """One collective: ``size_bytes`` is the input tensor's size on one rank, as the ledger counts it."""
 
     kind: CollectiveKind
     size_bytes: int
-    copied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +164,9 @@ def transfers(
         return ()
     type_ = whole if dtype is None else TensorType(whole.shape, dtype)
     size = type_.size_bytes(batch)
-    inner = step in ("all_gather", "reduce_scatter") and prod(type_.sizes(batch)[: placement.dim]) > 1
-    copied = 2 * size if inner else 4 * (size // degree) if step == "all_to_all" else 0
     if step in ("all_gather", "all_to_all"):
         size //= degree
-    return (Transfer(step, size, copied),)  # type: ignore[arg-type]
+    return (Transfer(step, size),)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from planner.ir.graph import Body, Node
@@ -16,13 +16,11 @@ from planner.placement.space import legal_conversion
 
 @dataclass(frozen=True, slots=True, order=True)
 class CollectiveCount:
-    """``count`` calls over the tensor axis, each with an input tensor of ``size_bytes`` on one rank, and ``copied_bytes`` read
-    and written around it."""
+    """``count`` calls over the tensor axis, each with an input tensor of ``size_bytes`` on one rank."""
 
     kind: CollectiveKind
     size_bytes: int
     count: int
-    copied_bytes: int = 0
 
 
 _Passes = tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
@@ -146,11 +144,9 @@ def _grows(body: Body, node: Node) -> bool:
 
 
 def _scaled(passed: tuple[Transfer, ...], scale: int) -> tuple[Transfer, ...]:
-    return tuple(replace(transfer, size_bytes=transfer.size_bytes * scale) for transfer in passed)
+    return tuple(Transfer(transfer.kind, transfer.size_bytes * scale) for transfer in passed)
 
 
 def _count(passed: Iterable[Transfer]) -> tuple[CollectiveCount, ...]:
-    counted = Counter(passed)
-    return tuple(sorted(
-        CollectiveCount(each.kind, each.size_bytes, count, each.copied_bytes) for each, count in counted.items()
-    ))
+    counted = Counter((transfer.kind, transfer.size_bytes) for transfer in passed)
+    return tuple(sorted(CollectiveCount(kind, size, count) for (kind, size), count in counted.items()))

@@ -13,7 +13,7 @@ from hardware_profiles.engine import fitted_numbers, origin
 def test_an_engine_without_numbers_is_eager_torch_where_every_operation_reads_and_writes_once() -> None:
     eager = engine("torch-eager")
     assert eager == DEFAULT_ENGINE
-    own = ("loss_forward", "loss_backward", "sums", "gather_copies", "reduce_copies", "axis_copies", "host_s")
+    own = ("loss_forward", "loss_backward", "sums", "gather_copies", "reduce_copies", "host_s")
     assert replace(eager, **dict.fromkeys(own, 0)) == Engine()
 
 

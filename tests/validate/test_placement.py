@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hardware_profiles import Engine
 from planner.costing import Pricing
 from planner.placement import place_graph
 from planner.validate.prepare import prepare_row
@@ -14,7 +13,7 @@ from tests.validate import tables
 @pytest.mark.parametrize("split", ["True", "False"])
 def test_the_divided_option_is_one_of_all(split: str) -> None:
     item = prepare_row(tables.row(n_gpus="2", tp="2", seq_parallel=split, hidden="512", ffn_hidden="2048", layers="2"))
-    pricing = Pricing(item.job.cluster, 2, item.job.batch.micro, engine=Engine())
+    pricing = Pricing(item.job.cluster, 2, item.job.batch.micro)
     options = place_graph(item.counted.graph, 2, pricing)
     mine = [option for option in options if option.sequence_parallel == (split == "True")]
     least = min(mine, key=lambda option: option.state_elements)
