@@ -5,8 +5,8 @@
 - ``layer_norm`` keeps mean and reciprocal deviation of each row in float32 of half precisions, too (layer_norm_kernel.cu);
 - ``dropout`` (Dropout.cpp, ``is_fused_kernel_acceptable``: ``native_dropout``) keeps a mask of a byte an element;
 - attention under dropout (transformers/cuda/sdp_utils.cpp) keeps a seed, not the weights that it dropped: the flash kernel in
-  half precision without a mask, heads of 256 at most; the memory-efficient one with as many keys as queries have heads, which
-  are a multiple of 16 bytes.
+  half precision without a mask, heads of 256 at most; the memory-efficient one where keys have as many heads as queries, each
+  of a multiple of 16 bytes.
 
 Such a node's overload is ``fused``. Nothing else of the graph is another: names, operands, types.
 """
