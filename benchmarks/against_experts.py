@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from planner.evaluate import evaluate_plan
 from planner.fitting import fitted
 from planner.ir.errors import ShardwrightError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan, Prediction
+from planner.ir.plan import Mesh, Plan, Prediction
 from planner.search import Request
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.engine import ENGINE
@@ -143,8 +143,8 @@ def compare(configurations: Sequence[PreparedRow], time_limit_s: float) -> Compa
     graph, job = first.counted.graph, first.job
     cluster = _filled(job.cluster, job.mesh.devices)
     request = Request(job.batch.total, job.sequence, job.precision, time_limit_s=time_limit_s)
-    candidates = set(enumerate_candidates(graph, cluster, request))
-    published = tuple(_published(item, graph, cluster, candidates) for item in configurations)
+    searched = {shape for candidate in enumerate_candidates(graph, cluster, request) for shape in _shapes(candidate)}
+    published = tuple(_published(item, graph, cluster, searched) for item in configurations)
     begin, why = time.perf_counter(), ""
     try:
         result = fitted(graph, cluster, request)
@@ -170,20 +170,28 @@ def _filled(cluster: Cluster, devices: int) -> Cluster:
     return replace(cluster, devices_per_node=each, levels=tuple(levels))
 
 
-def _published(item: PreparedRow, graph: ModelGraph, cluster: Cluster, candidates: set[Candidate]) -> Published:
-    """A configuration under the engine that plans are made for."""
+Shape = tuple[Mesh, int, int, str, int, int]
+"""Of a plan: mesh, micro-batch, accumulation, schedule, virtual stages, ZeRO group."""
+
+
+def _shapes(candidate: Candidate) -> Iterator[Shape]:
+    """The shapes of plans that a candidate stands for."""
+    for group in candidate.groups:
+        yield candidate.mesh, candidate.micro, candidate.accumulation, candidate.schedule, candidate.virtual, group
+
+
+def _published(item: PreparedRow, graph: ModelGraph, cluster: Cluster, searched: Set[Shape]) -> Published:
+    """A configuration under the engine that plans are made for. ``searched``: the shapes of the plans that it competes with."""
     plan = replace(item.plan, engine=ENGINE)
-    batch, schedule = plan.batch, plan.schedule
-    wanted = Candidate(plan.mesh, batch.micro, batch.accumulation, schedule.name, schedule.virtual, plan.zero_group)
-    alike = {wanted, replace(wanted, zero_group=plan.mesh.data)}
-    if plan.mesh.pipeline == 1:
-        alike |= {replace(candidate, schedule="1f1b") for candidate in alike}
-    searched = not alike.isdisjoint(candidates)
+    mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
+    name = "1f1b" if mesh.pipeline == 1 else schedule.name
+    alike = {(mesh, batch.micro, batch.accumulation, name, schedule.virtual, group) for group in (plan.zero_group, mesh.data)}
+    known = not alike.isdisjoint(searched)
     try:
         seen = evaluate_plan(plan, graph, cluster)
     except ShardwrightError as error:
-        return Published(item.row.row_id, _said(plan), None, False, searched, {}, str(error))
-    return Published(item.row.row_id, _said(plan), seen.step_s, seen.fits, searched, _seconds(seen))
+        return Published(item.row.row_id, _said(plan), None, False, known, {}, str(error))
+    return Published(item.row.row_id, _said(plan), seen.step_s, seen.fits, known, _seconds(seen))
 
 
 def _seconds(prediction: Prediction) -> dict[str, float]:

@@ -98,7 +98,7 @@ def main() -> None:
         parser.error(f"--jobs {options.jobs}: use some of {', '.join(job.name for job in JOBS)}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
-    outcomes = []
+    outcomes: list[Outcome] = []
     print(f"{'job':32} {'ranks':>5} {'predicted':>10} {'measured':>10} {'least':>8} {'error':>8}")
     with tempfile.TemporaryDirectory(prefix="step-time-") as folder:
         for ranks in sorted({job.ranks for job in chosen}):
