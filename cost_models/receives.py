@@ -1,9 +1,8 @@
 """Receive buffers that the stages of an emitted program take in turns, where torch keeps one for every micro-batch.
 
 A buffer is in use from the moment that its receive is posted, which torch does when the sender is due to have computed
-(``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``; or that a stage of the same rank hands it over), until the
-micro-batch's last pass on the stage. So a stage needs about as many as it has micro-batches alive; the emitted program's rule
-is to have one more.
+(``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``), until the micro-batch's last pass on the stage. So a stage
+needs about as many as it has micro-batches alive; the emitted program's rule is to have one more.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> 
     An input for each micro-batch alive and one more; two gradients, and where backward passes are split one for each rank
     before (their weight parts wait for so many input gradients), under zbv one more. Interleaved rounds come early where they
     go from the last rank to the first, or back: two rounds of inputs on the first, one of gradients on the last, at least.
-    What a stage of the same rank hands over (zbv's turn) takes the place of such a buffer, and is kept as long as that stage's.
+    What a stage of the same rank hands over (zbv's turn) needs none.
     """
     stages = range(pipeline * virtual)
     if name in ("gpipe", "1f1b"):
@@ -38,7 +37,7 @@ def receive_slots(name: str, pipeline: int, virtual: int, microbatches: int) -> 
     inputs = alive[ranks, np.arange(len(ranks)) // pipeline] + 1
     gradients = 2 + (0 if name == "interleaved-1f1b" else ranks) + np.full(len(ranks), name == "zbv")
     if name == "zbv":
-        inputs[pipeline] = inputs[pipeline - 1]
+        inputs[pipeline] = gradients[pipeline - 1] = 0
     else:
         turn = turn_length(pipeline, microbatches)
         inputs[ranks == 0] = np.maximum(inputs[ranks == 0], 2 * turn)

@@ -5,9 +5,8 @@ pass, or the weight part of one that is split): until then autograd may keep wha
 schedules with several stages a rank work through one list of actions, receives among them, so the list says how many
 micro-batches have a buffer at once, and in which order. Nothing else reads a buffer by then: what a stage passes on unchanged
 has arrived before its gradient comes back, and gradients that are sent on never share its memory
-(:class:`runtime.zero.ZeroStage`). Two stages of the same rank hand values to each other, which take the place of a buffer; the
-one that is handed an activation has to be done with the micro-batch before the other, whose buffer it may lie in, and until the
-other is done it is kept anyway.
+(:class:`runtime.zero.ZeroStage`). Two stages of the same rank hand values to each other and need no buffers for them; the one
+that is handed an activation has to be done with the micro-batch before the other, in whose buffer it may lie.
 
 What a stage gets is a rule of a few numbers, so that a plan can say it too; it is raised where the list needs more.
 """
@@ -18,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.pipelining.schedules import (
-    BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
@@ -27,7 +25,6 @@ from torch.distributed.pipelining.schedules import (
 )
 
 LAST = (FULL_BACKWARD, BACKWARD_WEIGHT)
-BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
 
 def in_flight(name: str, stage: int, stages: int, microbatches: int) -> int:
@@ -44,27 +41,24 @@ def slots_of_single(name: str, stage: int, stages: int, microbatches: int) -> tu
 def slots_in_order(order: Sequence[Any], name: str, pipeline: int, rank: int, stage: int, microbatches: int) -> tuple[int, int]:
     """Buffers for activations and for gradients of a stage under a schedule with several stages a rank.
 
-    ``order``: torch's actions of the pipeline ``rank``, with receives; what a stage of the same rank hands over counts as
-    received. An activation for each micro-batch in flight and one more; two gradients, and where backward passes are split one
-    for each rank before this (their weight parts wait for so many input gradients), under zbv one more. Under the interleaved
-    schedules rounds come early where they go from the last rank to the first, or back: two rounds of activations on the first
-    and one of gradients on the last, at least.
+    ``order``: torch's actions of the pipeline ``rank``, with receives. An activation for each micro-batch in flight and one
+    more; two gradients, and where backward passes are split one for each rank before this (their weight parts wait for so many
+    input gradients), under zbv one more. Under the interleaved schedules rounds come early where they go from the last rank to
+    the first, or back: two rounds of activations on the first and one of gradients on the last, at least. None of what stages
+    of this rank hand over.
     """
     turn = microbatches // max(1, microbatches // pipeline)
-    handed = any(action.stage_index == stage - 1 for action in order)
-    keeper = stage - 1 if handed else stage  # who made what is handed over keeps it longer
-    activations = _most(order, keeper, ((keeper, FORWARD),)) + 1
+    own = {action.stage_index for action in order}
+    activations = _most([action for action in order if action.stage_index == stage], FORWARD) + 1
     gradients = 2 + (0 if name == "interleaved-1f1b" else rank) + (name == "zbv")
     if name != "zbv":
         activations = max(activations, 2 * turn) if rank == 0 else activations
         gradients = max(gradients, turn) if rank == pipeline - 1 else gradients
-    into = ((stage, RECV_F), (stage - 1, FORWARD))
-    back = ((stage, RECV_B), *((stage + 1, kind) for kind in BACKWARDS))
-    if not (_done_before(order, stage + 1, stage) and _done_before(order, stage, stage - 1)):
+    if not _done_before(order, stage + 1, stage):
         activations = microbatches
     return (
-        _at_least(order, keeper, into, min(activations, microbatches), microbatches),
-        _at_least(order, stage, back, min(gradients, microbatches), microbatches),
+        0 if stage - 1 in own else _at_least(order, stage, RECV_F, min(activations, microbatches), microbatches),
+        0 if stage + 1 in own else _at_least(order, stage, RECV_B, min(gradients, microbatches), microbatches),
     )
 
 
@@ -78,27 +72,22 @@ def _done_before(order: Sequence[Any], first: int, second: int) -> bool:
     return not all(done) or all(at < done[1][microbatch] for microbatch, at in done[0].items())
 
 
-Begins = Sequence[tuple[int, Any]]
-"""Actions with which a buffer is in use, each by stage and kind: of the rank that has the buffer."""
-
-
-def _at_least(order: Sequence[Any], stage: int, begins: Begins, slots: int, microbatches: int) -> int:
+def _at_least(order: Sequence[Any], stage: int, begins: Any, slots: int, microbatches: int) -> int:
     """``slots``, or as many as the order has in use at once; one for each micro-batch where they do not go round in turns, or
-    where nothing is received."""
-    begun = [action.microbatch_index for action in order if (action.stage_index, action.computation_type) in begins]
-    ended = [
-        action.microbatch_index for action in order if action.stage_index == stage and action.computation_type in LAST
-    ]
+    where nothing is received. ``begins``: the kind of action with which a buffer is in use."""
+    mine = [action for action in order if action.stage_index == stage]
+    begun = [action.microbatch_index for action in mine if action.computation_type == begins]
+    ended = [action.microbatch_index for action in mine if action.computation_type in LAST]
     if not begun or begun != sorted(begun) or ended != sorted(ended):
         return microbatches
-    return max(slots, _most(order, stage, begins))
+    return max(slots, _most(mine, begins))
 
 
-def _most(order: Sequence[Any], stage: int, begins: Begins) -> int:
-    """Most micro-batches at once between the action that begins and their last pass on the stage."""
+def _most(mine: Sequence[Any], begins: Any) -> int:
+    """Of a stage's actions: most micro-batches at once between the action that begins and their last pass."""
     now = most = 0
-    for action in order:
-        now += (action.stage_index, action.computation_type) in begins
+    for action in mine:
+        now += action.computation_type == begins
         most = max(most, now)
-        now -= action.stage_index == stage and action.computation_type in LAST
+        now -= action.computation_type in LAST
     return most

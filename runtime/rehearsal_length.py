@@ -26,14 +26,14 @@ def lengths(schedule: str, pipeline: int, microbatches: int) -> tuple[int, ...]:
 
     1F1B is full with a micro-batch for every stage and one more in the buffers. Interleaving warms up for less than
     virtual + 1 rounds of one stage's forwards, and repeats after virtual of them: three rounds of all stages hold both.
-    Zero bubble V is drawn for 2 x pipeline - 1 micro-batches at least. Without a pipeline, and under GPipe, a step has a
+    Zero bubble V is drawn for 2 x pipeline - 1 micro-batches at least; the moments of its middle repeat from three more on. Without a pipeline, and under GPipe, a step has a
     first, a last and equal ones between.
     """
     if schedule in ROUNDS and pipeline > 1:
         rounds = max(1, microbatches // pipeline)
         each = microbatches // rounds
         return (3 * each, 4 * each) if rounds > 4 else (microbatches,)
-    full = 3 if pipeline == 1 or schedule == "gpipe" else pipeline + 1 if schedule == "1f1b" else 2 * pipeline
+    full = 3 if pipeline == 1 or schedule == "gpipe" else pipeline + 1 if schedule == "1f1b" else 2 * pipeline + 2
     return (full, full + 1) if microbatches > full + 1 else (microbatches,)
 
 

@@ -91,7 +91,7 @@ class PipelineRunner:
             else:
                 order, rank = schedule.pipeline_order_with_comms[schedule.rank], schedule.rank
                 slots = slots_in_order(order, name, stage.num_stages // len(own), rank, index, count)
-                if not stage.answered:
+                if not stage.answered and slots[0]:
                     slots = count, slots[1]
             stage.forward_slots, stage.gradient_slots = slots
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -170,8 +171,8 @@ class ZeroStage(PipelineStage):
 
     torch's own stage accumulates whole gradients and reduces them once whatever the blocks were given; this one reduces
     ZeRO-2 and ZeRO-3 blocks' after every backward pass. It takes as many receive buffers in turns as it is told, where torch
-    has one for every micro-batch, and lets go of what it has ``sent`` when that has arrived, where torch keeps it until the
-    step is over. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
+    has one for every micro-batch; of what a stage of its rank hands over it lets go after the micro-batch's last pass, and of
+    what it has ``sent`` when that has arrived, where torch keeps both until the step is over. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
     ``receives`` and ``sends``: the activations of one micro-batch at the stage's edges (meta tensors, ``requires_grad`` set
     where a gradient flows back), none at the ends of the chain.
     """
@@ -222,19 +223,17 @@ class ZeroStage(PipelineStage):
 
     def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, which makes a receive buffer for every micro-batch, with ``forward_slots`` buffers taken in turns."""
-        slots = min(self.forward_slots or num_microbatches, num_microbatches)
-        made = super()._prepare_forward_infra(slots, *arguments, **keywords)
-        for index in range(slots, num_microbatches):
-            self.args_recv_info[index] = self.args_recv_info[index % slots]
+        slots = num_microbatches if self.forward_slots is None else min(self.forward_slots, num_microbatches)
+        made = super()._prepare_forward_infra(max(1, slots), *arguments, **keywords)
+        _take_in_turns(self.args_recv_info, slots, num_microbatches)
         return made
 
     def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, with ``gradient_slots`` buffers taken in turns."""
-        slots = min(self.gradient_slots or num_microbatches, num_microbatches)
-        made = super()._prepare_backward_infra(slots, *arguments, **keywords)
+        slots = num_microbatches if self.gradient_slots is None else min(self.gradient_slots, num_microbatches)
+        made = super()._prepare_backward_infra(max(1, slots), *arguments, **keywords)
         self.chunks = num_microbatches
-        for index in range(slots, num_microbatches):
-            self.grad_recv_info[index] = self.grad_recv_info[index % slots]
+        _take_in_turns(self.grad_recv_info, slots, num_microbatches)
         return made
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -282,20 +281,33 @@ class ZeroStage(PipelineStage):
         output = super().forward_maybe_with_nosync(*arguments, **keywords)
         return tuple(map(_as_message, output)) if isinstance(output, tuple) else _as_message(output)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *arguments: Any, **keywords: Any
+    ) -> Any:
         """torch's, after letting go of what has arrived."""
         self._let_go("B", bwd_chunk_id)
-        return super().backward_one_chunk(bwd_chunk_id, *arguments, **keywords)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, *arguments, **keywords)
+        if full_backward:
+            self._forget_handed(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
         """torch's, after letting go of what has arrived."""
         self._let_go("W", bwd_chunk_id)
         if not self.stage_index or any(self._sent_back):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **keywords)
-        # Where no input has a gradient the weight part is the whole pass, as it is in torch on the first stage alone.
-        inputs, _, outputs, gradients = self.backward_state.pop(bwd_chunk_id)
+            super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **keywords)
+        else:  # Where no input has a gradient the weight part is the whole pass, as it is in torch on the first stage alone.
+            self._whole_pass(*self.backward_state.pop(bwd_chunk_id))
+        self._forget_handed(bwd_chunk_id)
+
+    def _whole_pass(self, inputs: Any, _: Any, outputs: Any, gradients: Any) -> None:
         given = {"stage_output": outputs[0] if self.is_last else outputs, "output_grads": gradients, "input_values": inputs}
-        return self.backward_maybe_with_nosync("full", given)
+        self.backward_maybe_with_nosync("full", given)
+
+    def _forget_handed(self, microbatch: int) -> None:
+        """After a micro-batch's last pass: what a stage of the same rank has handed over for it."""
+        for slots, table in ((self.forward_slots, self.args_recv_info), (self.gradient_slots, self.grad_recv_info)):
+            if slots == 0:
+                table[microbatch] = tuple(map(_empty, table[microbatch]))
 
     def _let_go(self, kind: str, microbatch: int) -> None:
         if self.sent is not None:
@@ -326,6 +338,24 @@ class ZeroStage(PipelineStage):
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
         return _apart(stage_backward(outputs, gradients, inputs), gradients), None
+
+
+def _take_in_turns(table: dict[int, Any], slots: int, microbatches: int) -> None:
+    """Let the micro-batches take the first ``slots`` buffers in turns; where there are none, each has a place for what a stage
+    of the same rank hands over."""
+    first = table[0]
+    for index in range(microbatches):
+        table[index] = table[index % slots] if slots else tuple(map(_empty, first))
+
+
+def _empty(info: Any) -> Any:
+    """A receive buffer's entry with nothing in it (not None, of which torch 2.11 would clear the gradient)."""
+    buffer = getattr(info, "buffer", None)
+    if not isinstance(buffer, Tensor):
+        return info
+    emptied = copy(info)
+    emptied.buffer = buffer.detach().new_empty(0)
+    return emptied
 
 
 def _has_own_history(value: Tensor) -> bool:

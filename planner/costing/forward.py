@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from planner.costing.activations import repeated_steps
@@ -156,10 +156,9 @@ class BlockForward:
     def _returned(self) -> tuple[Pass, frozenset[str]]:
         """The forward pass, and the outputs that are kept when it is over."""
         heap, _, outputs = self._ran()
-        edge = heap.at_peak(outputs.values())
         self._leave(heap, outputs, ())
         lasting = frozenset(value for value, storage in outputs.items() if storage.references)
-        return replace(heap.since(), edge=edge), lasting
+        return heap.since(), lasting
     @cached_property
     def output_bytes(self) -> tuple[int, ...]:
         """Of the storages that the outputs bring with them (0: an input's)."""

@@ -128,9 +128,8 @@ class BlockPasses(BlockForward):
             gradient = run.gradients[name]
             storage = gradient.storage
             arrived = numbers.get(storage, -1)
-            there = storage.kind != OUTSIDE and storage.order <= run.heap.made_at_peak
             made = -1 if arrived >= 0 else storage.order
-            found.append(Leaving(name, storage.size, arrived, made, gradient.order, there, storage in waiting))
+            found.append(Leaving(name, storage.size, arrived, made, gradient.order, storage in waiting))
         return tuple(found)
 
     def _left(self, run: Backward, reached: frozenset[str]) -> int:

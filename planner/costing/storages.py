@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -47,29 +46,25 @@ class Arrival:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """The gradient of an input as a block leaves it. ``arrived``: number of the storage that it came in, -1 where the block
-    made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``there``: at the block's peak; ``waits``: the
-    weight part will read it too."""
+    made it; then ``made`` tells storages apart. ``size``: bytes of the storage; ``waits``: the weight part will read it too."""
 
     value: str
     size: int
     arrived: int
     made: int
     order: Order
-    there: bool
     waits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``.
-    ``edge``: of a forward pass, bytes of outputs that are there at the peak; ``leaving``: of a backward pass, the inputs'
-    gradients; ``waiting``: numbers of the storages that arrived and wait for the weight part; ``added``: of a weight part,
-    bytes that go when the next gradient has been made (of parameters of other blocks too: when all those have); ``left``: bytes
-    that go with the whole stage's graph."""
+    ``leaving``: of a backward pass, the inputs' gradients; ``waiting``: numbers of the storages that arrived and wait for the
+    weight part; ``added``: of a weight part, bytes that go when the next gradient has been made (of parameters of other blocks
+    too: when all those have); ``left``: bytes that go with the whole stage's graph."""
 
     peak: tuple[int, int]
     after: tuple[int, int]
-    edge: int = 0
     leaving: tuple[Leaving, ...] = ()
     waiting: frozenset[int] = frozenset()
     added: int = 0
@@ -107,7 +102,7 @@ class Heap:
     def __init__(self) -> None:
         self.now = [0, 0, 0]
         self.peak = (0, 0)
-        self.most = self.made = self.made_at_peak = 0
+        self.most = self.made = 0
 
     def make(self, size: int, kind: int = ACTIVATIONS) -> Storage:
         now = self.now
@@ -115,18 +110,14 @@ class Heap:
         self.made += 1
         total = now[0] + now[1]
         if total > self.most:
-            self.most, self.peak, self.made_at_peak = total, (now[0], now[1]), self.made
+            self.most, self.peak = total, (now[0], now[1])
         return Storage(size, kind, self.made)
 
     def restart(self) -> tuple[int, int]:
         """Count the peak from here on; returns what is alive."""
         self.peak = begin = (self.now[0], self.now[1])
-        self.most, self.made_at_peak = sum(begin), self.made
+        self.most = sum(begin)
         return begin
-
-    def at_peak(self, storages: Iterable[Storage]) -> int:
-        """Bytes of those storages, all alive now, that were there at the peak."""
-        return sum(item.size for item in set(storages) if item.order <= self.made_at_peak and item.kind != OUTSIDE)
 
     def drop(self, storage: Storage) -> None:
         storage.references -= 1
@@ -147,8 +138,7 @@ class Heap:
     def copy(self) -> Heap:
         """As it is now, to go on another way."""
         other = Heap()
-        other.now, other.peak, other.most = list(self.now), self.peak, self.most
-        other.made, other.made_at_peak = self.made, self.made_at_peak
+        other.now, other.peak, other.most, other.made = list(self.now), self.peak, self.most, self.made
         return other
 
     def since(self, begin: tuple[int, int] = (0, 0)) -> Pass:

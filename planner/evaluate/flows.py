@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.costing.storages import STRAIGHT, Leaving, Order
-from planner.evaluate.heap import Category, Heap
+from planner.evaluate.heap import Heap
 
 
 @dataclass(eq=False)
 class Held:
-    """A storage. ``category``: what it counts as, None for what was received; ``references``: gradients on their way that lie
+    """A storage. ``received``: from the stage behind, which outlives the pass; ``references``: gradients on their way that lie
     in it; ``waits``: blocks whose weight part will read it; ``returned``: it goes on to the stage before."""
 
     size: int
-    category: Category | None
+    received: bool = False
     references: int = 0
     waits: set[int] = field(default_factory=set)
     returned: bool = False
@@ -23,40 +23,37 @@ class Held:
     @property
     def held(self) -> bool:
         """Whether something holds it besides the block that has just taken it."""
-        return self.category is None or self.references > 0 or bool(self.waits)
+        return self.received or self.references > 0 or bool(self.waits)
 
     def outlives(self, at: int) -> bool:
         """Whether something holds it still when the weight part of a block is done (they go first to last)."""
-        return self.category is None or self.returned or any(other > at for other in self.waits)
+        return self.received or self.returned or any(other > at for other in self.waits)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A gradient of a value: ``size`` bytes of a storage. ``new``: the block that left it made its storage; ``there``: at that
-    block's peak."""
+    """A gradient of a value: ``size`` bytes of a storage."""
 
     name: str
     storage: Held
     size: int
     order: Order = STRAIGHT
-    new: bool = False
-    there: bool = False
 
 
 class Flows:
     """Those of one backward pass. ``sizes``: bytes of values; ``incoming``: those that the stage has received, whose gradients
-    are sent back, as ``category``; ``readers``: by value, the first block that leaves a gradient of it."""
+    are sent back; ``readers``: by value, the first block that leaves a gradient of it."""
 
     def __init__(
-        self, heap: Heap, sizes: Mapping[str, int], incoming: Collection[str], readers: Mapping[str, int], category: Category,
+        self, heap: Heap, sizes: Mapping[str, int], incoming: Collection[str], readers: Mapping[str, int]
     ) -> None:
-        self.heap, self.sizes, self.incoming, self.readers, self.category = heap, sizes, incoming, readers, category
+        self.heap, self.sizes, self.incoming, self.readers = heap, sizes, incoming, readers
         self._now: dict[str, Flow] = {}
         self._at = 0
 
-    def begin(self, name: str, size: int, category: Category | None) -> None:
+    def begin(self, name: str, size: int, *, received: bool) -> None:
         """A gradient that the pass begins with, in a storage of its own that is counted already."""
-        self._now[name] = Flow(name, Held(size, category, 1), size)
+        self._now[name] = Flow(name, Held(size, received, 1), size)
 
     def take(self, name: str) -> Flow | None:
         """A value's gradient, which the value's block now runs with; None: it has none."""
@@ -78,29 +75,17 @@ class Flows:
         made: dict[int, Held] = {}
         flows = list[Flow]()
         for name, item in leaving:
-            new = item.arrived < 0
-            taken = None if new else arrived[item.arrived]
-            held = taken.storage if taken else made.setdefault(item.made, Held(item.size, "activations"))
+            taken = None if item.arrived < 0 else arrived[item.arrived]
+            held = taken.storage if taken else made.setdefault(item.made, Held(item.size))
             held.references += 1
             if item.waits:
                 held.waits.add(at)
-            flows.append(Flow(name, held, self.sizes[name], item.order, new, item.there))
+            flows.append(Flow(name, held, self.sizes[name], item.order))
         return flows
 
     def _final(self, flow: Flow) -> bool:
         """Whether no block before the present one adds to the gradient of what the stage has received."""
         return flow.name in self.incoming and self.readers.get(flow.name, self._at) >= self._at
-
-    def handed(self, leaving: Sequence[Flow]) -> list[Flow]:
-        """Those that are another stage's receive buffers from the moment that they were made, one of each storage."""
-        found: dict[int, Flow] = {}
-        for flow in leaving:
-            alone = flow.name not in self._now and self._final(flow) and flow.new
-            if self.category != "activations" and alone and flow.storage.category is not None:
-                found[id(flow.storage)] = flow
-        for flow in found.values():
-            flow.storage.category = self.category
-        return list(found.values())
 
     def leave(self, flow: Flow, *, copies: bool) -> None:
         """A block's gradient of a value joins what there is of it. ``copies``: leaves of the graph take over only what lies
@@ -108,38 +93,37 @@ class Flows:
         final = self._final(flow)
         earlier = self._now.pop(flow.name, None)
         if earlier is not None:
-            total = self._make(flow.name, flow.size, final, earlier.order.of_sum)
+            total = self._make(flow.name, flow.size, earlier.order.of_sum)
             self._drop(earlier)
             self._drop(flow)
             flow = total
         self._now[flow.name] = flow
-        if copies and final and (not flow.order.straight or flow.storage.references > 1 or flow.storage.category is None):
+        if copies and final and (not flow.order.straight or flow.storage.references > 1 or flow.storage.received):
             self.copy(flow.name)
 
     def copy(self, name: str) -> None:
         """A value's gradient in a storage of its own."""
         flow = self._now[name]
-        self._now[name] = self._make(name, flow.size, True)
+        self._now[name] = self._make(name, flow.size)
         self._drop(flow)
 
     def end(self) -> int:
         """Gradients that lie where they were received, or otherwise than in rows, are copied. Bytes of what is sent back."""
         sent = [name for name in self._now if name in self.incoming]
         for name in sent:
-            if self._now[name].storage.category is None or not self._now[name].order.straight:
+            if self._now[name].storage.received or not self._now[name].order.straight:
                 self.copy(name)
         storages = {id(self._now[name].storage): self._now[name].storage for name in sent}
         for storage in storages.values():
             storage.returned = True
         return sum(storage.size for storage in storages.values())
 
-    def _make(self, name: str, size: int, final: bool, order: Order = STRAIGHT) -> Flow:
-        category = self.category if final else "activations"
-        self.heap.add(category, size)
-        return Flow(name, Held(size, category, 1), size, order)
+    def _make(self, name: str, size: int, order: Order = STRAIGHT) -> Flow:
+        self.heap.add("activations", size)
+        return Flow(name, Held(size, references=1), size, order)
 
     def _drop(self, flow: Flow) -> None:
         storage = flow.storage
         storage.references -= 1
-        if storage.category is not None and not storage.references and not storage.waits:
-            self.heap.add(storage.category, -storage.size)
+        if not storage.received and not storage.references and not storage.waits:
+            self.heap.add("activations", -storage.size)

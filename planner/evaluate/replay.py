@@ -113,8 +113,6 @@ def _replay(bodies: Bodies, rank: int, short: int) -> _Phases:
     """``short``: micro-batches of a step whose first and last quarter of actions are phases of this one."""
     plan, graph, heap = bodies.plan, bodies.graph, Heap()
     stages = {stage.index: StageReplay(bodies, stage, heap) for stage in plan.stages_of_rank(rank)}
-    for index, stage in stages.items():
-        stage.hands_on, stage.is_handed = index + 1 in stages, index - 1 in stages
     _begin(plan, graph, heap, stages)
     count = plan.batch.accumulation
     if plan.mesh.pipeline == 1:
@@ -214,9 +212,7 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
         left[action.stage] -= 1
         _act(plan, stages, action)
         if action.kind in "BI" and action.stage:
-            if stage.is_handed:
-                heap.add("buffers", -stage.returns)
-            elif name == "1f1b":
+            if name == "1f1b":
                 heap.add("activations", -sent)
             elif name == "gpipe":
                 heap.add("activations", -stage.returned)
@@ -229,19 +225,16 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
 
 
 def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
-    """One action. Values for a stage of the same rank are buffers there; others live until the backward pass is over."""
+    """One action. What a stage makes for another lives until its own backward pass is over; so does the gradient that a stage
+    of the same rank returns for it (which is done with the micro-batch before)."""
     stage, heap = stages[action.stage], stages[action.stage].heap
-    local = action.stage + 1 in stages
+    local = stages.get(action.stage + 1)
     if action.kind == "F":
         stage.forward()
         if stage.is_last:
             if plan.schedule.name == "1f1b" and stage.finished:
                 heap.add("activations", -stage.loss_bytes)  # A variable has held the one before until now.
             heap.add("activations", stage.loss_bytes + SCALED_BYTES)
-        if local:
-            # What was made takes the place of the next stage's receive buffers; what is passed on has a buffer already.
-            heap.add("activations", -stage.makes)
-            heap.add("buffers", stage.makes - stage.sends)
         return
     kind = _KINDS[action.kind]
     if not stage.returns:
@@ -257,7 +250,9 @@ def _act(plan: Plan, stages: Mapping[int, StageReplay], action: Action) -> None:
     stage.backward(kind, last=done and plan.schedule.name not in SPLIT_BACKWARD, synchronise=done)
     if begins:
         heap.add("activations", -SCALED_BYTES - (0 if plan.schedule.name == "1f1b" else stage.loss_bytes))
-    if kind != "input" and not local:
+    if kind != "input" and local is not None:
+        heap.add("activations", -stage.makes - local.returned)
+    elif kind != "input":
         # Schedules with several stages a rank let go of what they made when it has arrived; of what was passed on, now.
         single = plan.schedule.name in ("gpipe", "1f1b")
         gone = stage.makes if single else stage.makes - stage.answers + stage.cloned
@@ -276,13 +271,13 @@ _KINDS: dict[str, Literal["full", "input", "weight"]] = {"B": "full", "I": "inpu
 
 
 def _receive_bytes(plan: Plan, stages: Mapping[int, StageReplay]) -> int:
-    """The pipeline's receive buffers of a rank, in turns; between two of its own stages the values themselves are held. A stage
-    to which no gradient comes back receives into one for each micro-batch (runtime/schedule.py)."""
+    """The pipeline's receive buffers of a rank, in turns; a stage to which no gradient comes back receives into one for each
+    micro-batch (runtime/schedule.py)."""
     count, total = plan.batch.accumulation, 0
     slots = receive_slots(plan.schedule.name, plan.mesh.pipeline, plan.schedule.virtual, count)
     for index, stage in stages.items():
         inputs, gradients = slots[index]
-        if len(stages) > 1 and not stage.answered:
+        if len(stages) > 1 and not stage.answered and inputs:
             inputs = count
         total += inputs * stage.receives + gradients * stage.answers
     return total

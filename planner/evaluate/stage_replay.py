@@ -12,7 +12,7 @@ from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival, Pass
 from planner.evaluate.bodies import Bodies, context_bytes, context_storages, units_of
 from planner.evaluate.flows import Flow, Flows, Held
-from planner.evaluate.heap import Category, Heap
+from planner.evaluate.heap import Heap
 from planner.evaluate.shared import Shared
 from planner.evaluate.units import Root
 from planner.ir.graph import Block
@@ -33,8 +33,7 @@ class _Link:
 
 class StageReplay:
     """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``makes``: of what it sends,
-    what it has not received; ``returns``, ``answers``: of the gradients that go back for them; ``hands_on``, ``is_handed``: to
-    and from a stage of the same rank, which keeps the values themselves as its receive buffers."""
+    what it has not received; ``returns``, ``answers``: of the gradients that go back for them."""
 
     def __init__(self, bodies: Bodies, stage: StagePlan, heap: Heap) -> None:
         self.plan, self.graph, self.stage, self.heap = bodies.plan, bodies.graph, stage, heap
@@ -64,7 +63,6 @@ class StageReplay:
         self.makes = self.sends - sum(self.sizes[name] for name in passed)
         self.cloned = sum(self.sizes[name] for name in passed if self._differentiable(name))
         self.finished = 0
-        self.hands_on = self.is_handed = False
         self._fresh: Counter[int] = Counter()
         storages = context_storages(bodies, self.blocks)
         self.context = {storage: size for storage, (size, _) in storages.items()}
@@ -129,8 +127,7 @@ class StageReplay:
         for at, link in enumerate(self.chain):
             root.before_forward(root.units[link.unit])
             passed = link.passes.forward
-            handed = passed.edge if self.hands_on and at == len(self.chain) - 1 else 0
-            heap.passing(activations=passed.peak[0] - handed, buffers=handed)
+            heap.passing(activations=passed.peak[0])
             heap.add("activations", passed.after[0] + sum(link.passes.output_bytes))
             if self._ends[link.unit] == at:
                 root.after_forward(root.units[link.unit])
@@ -197,9 +194,8 @@ class StageReplay:
 
     def backward(self, kind: Literal["full", "input", "weight"] = "full", *, last: bool = False,
                  synchronise: bool | None = None) -> None:
-        """One micro-batch, or a part of it; the gradients of what was received are left, as activations (for a stage of the
-        same rank: as buffers), ``returned`` bytes. ``last``: working copies go; ``synchronise`` (by default, then too): ZeRO 0
-        and 1 reduce now."""
+        """One micro-batch, or a part of it; the gradients of what was received are left, ``returned`` bytes. ``last``: working
+        copies go; ``synchronise`` (by default, then too): ZeRO 0 and 1 reduce now."""
         now = last if synchronise is None else synchronise
         self._fresh.clear()
         if kind == "weight":
@@ -236,18 +232,17 @@ class StageReplay:
     def _begin_backward(self, whole: bool) -> Flows:
         """The gradients that a backward pass begins with: what was received, or the loss's own."""
         readers = self._readers
-        category: Category = "buffers" if self.is_handed else "activations"
-        flows = Flows(self.heap, self.sizes, self.incoming, readers, category)
+        flows = Flows(self.heap, self.sizes, self.incoming, readers)
         for name in self.outgoing:
             if self._differentiable(name):
-                flows.begin(name, self.sizes[name], None)
+                flows.begin(name, self.sizes[name], received=True)
                 if whole and name in self.incoming and name not in readers:
                     flows.copy(name)  # Accumulated first of all; a split pass copies in the end (runtime/zero.py, ``_apart``).
         if self.is_last:
             link = self.chain[-1]
             for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True):
                 if size:
-                    flows.begin(name, size, "activations")
+                    flows.begin(name, size, received=False)
         return flows
 
     @cached_property
@@ -290,10 +285,8 @@ class StageReplay:
         )
         leaving = flows.settle(at, arrived, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
         self._left[at] = [(item.value, flow.storage) for item, flow in zip(passed.leaving, leaving, strict=True)]
-        handed = flows.handed(leaving)
-        early = sum(flow.storage.size for flow in handed if flow.there)
-        heap.passing(activations=passed.peak[0] - early, gradients=passed.peak[1], buffers=early)
-        self._add(link, passed, sum(flow.storage.size for flow in handed))
+        heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
+        self._add(link, passed)
         return leaving
 
     def _run_weights(self, at: int, carried: int, group: int | None = None) -> Pass:
@@ -309,7 +302,7 @@ class StageReplay:
             carried=carried, waits=waits, joins=joins, group=group or 0,
         )
         self.heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
-        self._add(link, passed, 0)
+        self._add(link, passed)
         return passed
 
     def _let_tail_go(self) -> None:
@@ -319,13 +312,12 @@ class StageReplay:
             nodes, _ = link.passes.paths.reached(self._reached[at])
             if link.reached and len(nodes) < sum(primitive.differentiable for primitive in link.passes.primitives):
                 passed = link.passes.backward("tail", owned=self._owned(at, owners), reached=self._reached[at])
-                self._add(link, passed, 0)
+                self._add(link, passed)
 
-    def _add(self, link: _Link, passed: Pass, handed: int) -> None:
-        """What a pass leaves behind, of which so many bytes are a neighbour's receive buffer."""
-        self.heap.add("activations", passed.after[0] - handed)
+    def _add(self, link: _Link, passed: Pass) -> None:
+        """What a pass leaves behind."""
+        self.heap.add("activations", passed.after[0])
         self.heap.add("gradients", passed.after[1])
-        self.heap.add("buffers", handed)
         self.root.units[link.unit].own += passed.after[1]
         self._fresh[link.unit] += passed.after[1]
 

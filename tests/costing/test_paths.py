@@ -76,9 +76,9 @@ def test_a_gradient_that_is_copied_to_lose_dims_lies_row_by_row() -> None:
 def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
     """Both gradients lie in what the block made: one is sent back, in rows of its own, the other is added to."""
     heap = Heap()
-    flows = Flows(heap, {"a": SIZE, "b": SIZE}, {"a", "b"}, {"a": 0, "b": 2}, "activations")
+    flows = Flows(heap, {"a": SIZE, "b": SIZE}, {"a", "b"}, {"a": 0, "b": 2})
     heap.add("activations", 2 * SIZE)
-    leaving = [(name, Leaving(name, 2 * SIZE, -1, 7, TURNED, True, False)) for name in "ab"]
+    leaving = [(name, Leaving(name, 2 * SIZE, -1, 7, TURNED, False)) for name in "ab"]
     for flow in flows.settle(2, [], leaving, ()):
         flows.leave(flow, copies=False)
     assert heap.total == 2 * SIZE
@@ -86,7 +86,7 @@ def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
     assert taken is not None and taken.storage.held  # By the gradient of b.
     assert taken.order == TURNED
     heap.add("activations", SIZE)
-    (flow,) = flows.settle(0, [taken], [("a", Leaving("a", SIZE, -1, 3, STRAIGHT, True, False))], {0})
+    (flow,) = flows.settle(0, [taken], [("a", Leaving("a", SIZE, -1, 3, STRAIGHT, False))], {0})
     flows.leave(flow, copies=False)
     assert flows.end() == 2 * SIZE and heap.total == 4 * SIZE
     assert taken.storage.held and not taken.storage.outlives(0)  # The first block's weight part reads it.
@@ -95,21 +95,21 @@ def test_a_shared_storage_stays_until_nothing_needs_it() -> None:
 def test_a_gradient_that_the_weight_part_reads_stays() -> None:
     """Whoever takes it has not had the last of it."""
     heap = Heap()
-    flows = Flows(heap, {"a": SIZE}, (), {}, "activations")
+    flows = Flows(heap, {"a": SIZE}, (), {})
     heap.add("activations", SIZE)
-    for flow in flows.settle(2, [], [("a", Leaving("a", SIZE, -1, 1, STRAIGHT, True, waits=True))], ()):
+    for flow in flows.settle(2, [], [("a", Leaving("a", SIZE, -1, 1, STRAIGHT, waits=True))], ()):
         flows.leave(flow, copies=False)
     heap.add("activations", SIZE)
-    for flow in flows.settle(1, [], [("a", Leaving("a", SIZE, -1, 2, STRAIGHT, True, waits=False))], ()):
+    for flow in flows.settle(1, [], [("a", Leaving("a", SIZE, -1, 2, STRAIGHT, waits=False))], ()):
         flows.leave(flow, copies=False)
     assert heap.total == 2 * SIZE  # What is added up, and what waits; the other part is gone.
 
 
 def test_a_leaf_takes_over_only_what_lies_as_it_does() -> None:
     heap = Heap()
-    flows = Flows(heap, {"a": SIZE}, {"a"}, {"a": 0}, "activations")
+    flows = Flows(heap, {"a": SIZE}, {"a"}, {"a": 0})
     heap.add("activations", 2 * SIZE)
-    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, TURNED, True, False))], ())
+    (flow,) = flows.settle(0, [], [("a", Leaving("a", 2 * SIZE, -1, 1, TURNED, False))], ())
     flows.leave(flow, copies=True)
     assert heap.total == SIZE and heap.most == 3 * SIZE and flows.end() == SIZE
 

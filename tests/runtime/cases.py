@@ -117,12 +117,13 @@ def first_loss(toy: Toy) -> tuple[float, float]:
 
 
 def receive_buffers(toy: Toy) -> tuple[int, int]:
-    """Distinct receive buffers of the rank's stages after a step: (activations, gradients)."""
+    """Distinct receive buffers of the rank's stages after a step: (activations, gradients). What stages of one rank have handed
+    over is gone by then: it would count."""
     trainer = Trainer(build(toy), launch.parse_options([]))
     trainer.step()
     return tuple(
         sum(
-            len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None})
+            len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None and info.buffer.numel()})
             for table in (getattr(stage, name) for stage in trainer.program.runner.stages)
         )
         for name in ("args_recv_info", "grad_recv_info")
