@@ -26,8 +26,8 @@ def lengths(schedule: str, pipeline: int, microbatches: int) -> tuple[int, ...]:
 
     1F1B is full with a micro-batch for every stage and one more in the buffers. Interleaving warms up for less than
     virtual + 1 rounds of one stage's forwards, and repeats after virtual of them: three rounds of all stages hold both.
-    Zero bubble V is drawn for 2 x pipeline - 1 micro-batches at least; the moments of its middle repeat from three more on. Without a pipeline, and under GPipe, a step has a
-    first, a last and equal ones between.
+    Zero bubble V is drawn for 2 x pipeline - 1 micro-batches at least; the moments of its middle repeat from three more on.
+    Without a pipeline, and under GPipe, a step has a first, a last and equal ones between.
     """
     if schedule in ROUNDS and pipeline > 1:
         rounds = max(1, microbatches // pipeline)

@@ -172,7 +172,8 @@ class ZeroStage(PipelineStage):
     torch's own stage accumulates whole gradients and reduces them once whatever the blocks were given; this one reduces
     ZeRO-2 and ZeRO-3 blocks' after every backward pass. It takes as many receive buffers in turns as it is told, where torch
     has one for every micro-batch; of what a stage of its rank hands over it lets go after the micro-batch's last pass, and of
-    what it has ``sent`` when that has arrived, where torch keeps both until the step is over. ``answered``: whether a gradient comes back for what it sends, or it sends nothing.
+    what it has ``sent`` when that has arrived, where torch keeps both until the step is over. ``answered``: whether a gradient
+    comes back for what it sends, or it sends nothing.
     ``receives`` and ``sends``: the activations of one micro-batch at the stage's edges (meta tensors, ``requires_grad`` set
     where a gradient flows back), none at the ends of the chain.
     """

@@ -123,7 +123,10 @@ def receive_buffers(toy: Toy) -> tuple[int, int]:
     trainer.step()
     return tuple(
         sum(
-            len({id(info.buffer) for infos in table.values() for info in infos if info.buffer is not None and info.buffer.numel()})
+            len({
+                id(info.buffer) for infos in table.values() for info in infos
+                if info.buffer is not None and info.buffer.numel()
+            })
             for table in (getattr(stage, name) for stage in trainer.program.runner.stages)
         )
         for name in ("args_recv_info", "grad_recv_info")
