@@ -19,7 +19,8 @@ from planner.search.tables import pareto
 
 MOST_WAYS, MOST_NUMBERS, INSTANTS = 50_000, 20_000_000, 10
 """Ranks that have more ways while not all their stages have chosen are not told apart, nor are those of which more would have
-to be tried at once: as many numbers as instants, or as so many of them, for each."""
+to be tried at once: as many numbers as instants, or as so many of them, for each; of a stage's options, as many as tell what
+they hold."""
 ROUNDED = 1e-9
 """Sums are rounded by less than this part."""
 Range = tuple[int, int]
@@ -63,7 +64,10 @@ def ways_of(
 ) -> Ways | None:
     """Those that fit and take no longer than the limit with all the rank does in a step, with so many blocks of each portion
     (``ranges``) and of all of them (``blocks``); none that another beats. None where there are too many."""
-    every = [_options(shares, stream, rank, slot, ranges) for slot in range(shares.shape.virtual)]
+    slots = range(shares.shape.virtual)
+    if any(_number(shares, rank, slot, ranges) * shares.sizes[rank].size > MOST_NUMBERS for slot in slots):
+        return None
+    every = [_options(shares, stream, rank, slot, ranges) for slot in slots]
     room = shares.capacity_bytes[rank] + ROUNDED * shares.shape.capacity_bytes
     # What fits nowhere is quickly found, and mostly leaves few to set against each other.
     options = [option.without_beaten() for option in _Joined(every, room, limit_s * (1 + ROUNDED), blocks).possible]
@@ -132,6 +136,19 @@ def _options(shares: Shares, stream: Stream, rank: int, slot: int, ranges: Seque
         _actions(passes_s, shares.shape.splits_backward), once_s, optimizer_s, hides, held, *transients
     ])
     return _Options(mine, counts, counts[:, ::2].sum(axis=(1, 2)), held, took, columns)
+
+
+def _number(shares: Shares, rank: int, slot: int, ranges: Sequence[Range]) -> int:
+    """How many options a stage has."""
+    portions = shares.portions[rank]
+    mine = [at for at, portion in enumerate(portions) if portion.slot == slot]
+    return math.prod(
+        sum(
+            math.prod(math.comb(blocks + len(portion.table.names) - 1, blocks) for portion in portions[at : at + 2])
+            for blocks in range(ranges[at][0], ranges[at][1] + 1)
+        )
+        for at in mine[::2]
+    )
 
 
 def _dealt_both(shares: Shares, rank: int, at: int, ranges: Sequence[Range]) -> Numbers:

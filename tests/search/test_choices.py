@@ -187,3 +187,17 @@ def test_too_many_ways_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert leaf.choices() is None
     monkeypatch.setattr(ways_module, "MOST_WAYS", 5)
     assert leaf.choices() is None
+
+
+def test_options_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of many blocks has more options than a machine has memory for."""
+    few, most = Leaf(("1f1b", 2, 1, 4), 0, ROOMY, blocks="bbbbb"), 0
+    for rank in range(2):
+        own = [(0, portion.blocks) for portion in few.shares.portions[rank]]
+        made = len(ways_module._options(few.shares, few.stream, rank, 0, own).blocks)
+        assert ways_module._number(few.shares, rank, 0, own) == made
+        most = max(most, made)
+    assert most == 70
+    many = Leaf(("1f1b", 2, 1, 4), 0, ROOMY, blocks="b" * 2_000)
+    monkeypatch.setattr(ways_module, "_options", lambda *_: pytest.fail("options were made"))
+    assert many.choices() is None
