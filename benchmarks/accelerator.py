@@ -323,7 +323,9 @@ def _row(folder: Path, case: Case, runs: Mapping[str, Any], refused: Mapping[str
     memory = packaged.stages[0].memory
     row |= {
         "parameters": bundle.graph.parameter_count, "predicted_step_s": {"packaged": packaged.step_s, "measured": own.step_s},
-        "predicted_allocated_bytes": memory.total - memory.reserve, "predicted_total_bytes": memory.total,
+        "predicted_allocated_bytes": memory.total - memory.reserve,
+        "predicted_reserved_bytes": memory.total - memory.reserve + memory.cached,
+        "predicted_total_bytes": memory.total + memory.cached,
     }
     found = runs.get(case.key, {"failed": "was not run"})
     if "step_s" not in found:
@@ -335,7 +337,8 @@ def _row(folder: Path, case: Case, runs: Mapping[str, Any], refused: Mapping[str
         row |= {name: found[name] for name in ("kernels_s", "kernel_count", "device_bytes", "first_step_s")}
         row["error_pct"]["kernels"] = 100 * (own.step_s / found["kernels_s"] - 1)
         row["error_pct"]["allocated"] = 100 * (row["predicted_allocated_bytes"] / found["allocated_bytes"] - 1)
-        row["error_pct"]["reserved"] = 100 * (row["predicted_total_bytes"] / found["reserved_bytes"] - 1)
+        row["error_pct"]["reserved"] = 100 * (row["predicted_reserved_bytes"] / found["reserved_bytes"] - 1)
+        row["error_pct"]["device"] = 100 * (row["predicted_total_bytes"] / found["device_bytes"] - 1)
     return row
 
 

@@ -171,12 +171,18 @@ def _rehearse(chosen: list[Case], kept: Path | None) -> dict[str, Any]:
 
 def _written(ledger: RankLedger) -> dict[str, Any]:
     calls = [[call.kind, call.axis, call.group, call.size_bytes, count] for call, count in sorted(ledger.calls.items())]
-    return {"rank": ledger.rank, "stage": ledger.stage, "calls": calls, "memory_bytes": dict(ledger.memory_bytes)}
+    return {
+        "rank": ledger.rank, "stage": ledger.stage, "calls": calls, "memory_bytes": dict(ledger.memory_bytes),
+        "streams_bytes": ledger.streams_bytes,
+    }
 
 
 def _ledgers(items: list[dict[str, Any]]) -> list[RankLedger]:
     return [
-        RankLedger(item["rank"], item["stage"], {Call(*row[:4]): row[4] for row in item["calls"]}, item["memory_bytes"])
+        RankLedger(
+            item["rank"], item["stage"], {Call(*row[:4]): row[4] for row in item["calls"]}, item["memory_bytes"],
+            item["streams_bytes"],
+        )
         for item in items
     ]
 

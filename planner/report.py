@@ -60,6 +60,8 @@ def alternative(result: SearchResult, path: Path) -> dict[str, Any]:
 
 def _stage(bundle: Bundle, index: int) -> dict[str, Any]:
     stage, predicted = bundle.plan.stages[index], bundle.prediction.stages[index]
+    held = asdict(predicted.memory)
+    cached = held.pop("cached")
     return {
         "index": stage.index,
         "layers": [block.name for block in bundle.graph.blocks[stage.first : stage.last]],
@@ -67,5 +69,6 @@ def _stage(bundle: Bundle, index: int) -> dict[str, Any]:
         "recompute": dict(sorted(Counter(d.recompute for d in stage.decisions).items())),
         "forward_s": float(predicted.forward_s),
         "backward_s": float(predicted.backward_s),
-        "memory_bytes": {**asdict(predicted.memory), "total": predicted.memory.total},
+        "memory_bytes": {**held, "total": predicted.memory.total},
+        "cached_bytes": cached,
     }

@@ -201,10 +201,13 @@ def _memory(bundle: Bundle) -> Table:
     prediction = bundle.prediction
     worst = max(prediction.stages, key=lambda stage: stage.memory.total)
     made_of = {field.name: int(getattr(worst.memory, field.name)) for field in fields(StageMemory)}
+    cached = made_of.pop("cached")
     peak = Text(f"{size(worst.memory.total)} of {size(prediction.memory_limit_bytes)} at most, on the rank of stage"
                 f" {worst.index}: ")
     peak.append(*("fits", "green") if prediction.fits else ("DOES NOT FIT", "bold red"))
-    return _grid({"memory": peak, "": Text(", ".join(f"{name} {size(value)}" for name, value in made_of.items() if value))})
+    parts = ", ".join(f"{name} {size(value)}" for name, value in made_of.items() if value)
+    beside = f"; torch's caching allocator keeps {size(cached)} beside, where there is room" if cached else ""
+    return _grid({"memory": peak, "": Text(parts + beside)})
 
 
 def profile_table(rows: Iterable[ProfileRow]) -> Table:

@@ -91,7 +91,9 @@ def rehearse(train: Any, rank: int, *, every: bool = False, kernels: str = "cpu"
     """What ``rank`` does in a step of the program whose ``train`` module is given. ``every``: run every micro-batch;
     ``kernels``: whose, "cpu" or "cuda".
 
-    ``{"rank", "stage", "collectives": [{"kind", "axis", "group", "bytes", "count"}], "memory_bytes": {category: bytes}}``
+    ``{"rank", "stage", "collectives": [{"kind", "axis", "group", "bytes", "count"}], "memory_bytes": {category: bytes},
+    "streams_bytes", "reserved_bytes"}``. The last are of an accelerator: the most that each stream's storages take, each at its
+    own moment, and what torch's caching allocator reserves (:mod:`runtime.rehearsal_allocator`).
     """
     (ledger,) = rehearse_ways(train, rank, (every,), kernels)
     return ledger
@@ -102,12 +104,18 @@ def rehearse_ways(train: Any, rank: int, ways: Sequence[bool], kernels: str = "c
     dist.init_process_group("fake", rank=rank, world_size=math.prod(train.MESH.values()), store=FakeStore())
     try:
         with Rehearsal(train, kernels) as rehearsal:
-            steps = [rehearsal.step(every=every) for every in ways]
+            steps = [(*rehearsal.step(every=every), *rehearsal.beside()) for every in ways]
             stage = rehearsal.trainer.world.pipeline_rank
     finally:
         dist.destroy_process_group()
         debug._clear_sharding_prop_cache()  # It returns the mesh of an earlier rank, whose groups are gone.
-    return [{"rank": rank, "stage": stage, "collectives": _rows(calls), "memory_bytes": memory} for calls, memory in steps]
+    return [
+        {
+            "rank": rank, "stage": stage, "collectives": _rows(calls), "memory_bytes": memory,
+            "streams_bytes": sum(memory.values()) + apart, "reserved_bytes": sum(memory.values()) + cached,
+        }
+        for calls, memory, apart, cached in steps
+    ]
 
 
 def _rows(calls: Mapping[Call, int]) -> list[dict[str, Any]]:
@@ -166,6 +174,11 @@ class Rehearsal(ExitStack):
         if calls is None or not memory or len(memory) < len(drawn):
             return self._run(count)
         return calls, max(memory, key=lambda sizes: sum(sizes.values()))
+
+    def beside(self) -> tuple[int, int]:
+        """What the streams of the last step have held at most, and what torch's caching allocator keeps, beyond its peak."""
+        most = sum(self.log.peak().values())
+        return self.log.of_streams() - most, self.log.reserved() - most
 
     def _run(self, count: int) -> tuple[dict[Call, int], dict[str, int]]:
         """One step of ``count`` micro-batches."""

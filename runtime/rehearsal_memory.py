@@ -1,9 +1,9 @@
 """StorageLog: every storage of a step as it comes and goes, and what all of them were for when the most was alive.
 
-Bytes are those of storages, as a program asks for them: no allocator's rounding or cache, no context, no buffers inside a
-communication library. A storage is counted once, whatever views it, and belongs to one category for its whole life: that
-of the code that made it, unless something claims it (a parameter's gradient is made by an operation of the backward pass
-and claimed as a gradient when autograd has handed it over).
+Bytes are those of storages, as a program asks for them: no context, no buffers inside a communication library, and no
+allocator's rounding or cache but where that is asked for (:meth:`StorageLog.reserved`). A storage is counted once, whatever
+views it, and belongs to one category for its whole life: that of the code that made it, unless something claims it (a
+parameter's gradient is made by an operation of the backward pass and claimed as a gradient when autograd has handed it over).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from .rehearsal_allocator import Event, reserved_bytes
 
 _CPU = torch.device("cpu")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -33,6 +35,9 @@ class StorageLog:
         self._events: list[tuple[int, int]] = []  # (serial number, bytes more)
         self._held: dict[int, int] = {}  # what was alive when the log began, by serial number
         self._marks: dict[str, list[int]] = {}  # by kind, how much had happened
+        self._all: list[Event] = []  # since the log was made
+        self._begun = 0  # of those, how many had happened by :meth:`begin`
+        self._streams: dict[Any, int] = {}
 
     def see(self, tensor: Tensor) -> None:
         """Take note of a tensor's storage."""
@@ -67,6 +72,7 @@ class StorageLog:
         """Forget what happened until now, but for what is alive."""
         self._events.clear()
         self._marks.clear()
+        self._begun = len(self._all)
         self._held = {serial: self._sizes[serial] for serial, _ in self._live.values()}
 
     def mark(self, kind: str) -> None:
@@ -108,6 +114,24 @@ class StorageLog:
                 found.append(dict(now))
         return found
 
+    def reserved(self) -> int:
+        """What torch's caching allocator would have reserved by now on an accelerator."""
+        return reserved_bytes(self._all)
+
+    def of_streams(self) -> int:
+        """The most that each stream's storages took since :meth:`begin`, each at its own moment, added up."""
+        now = dict.fromkeys(self._streams.values(), 0)
+        most, held = dict(now), dict[int, tuple[int, int]]()
+        for at, (storage, size, stream) in enumerate(self._all):
+            if at == self._begun:
+                most = dict(now)
+            before, where = held.get(storage, (0, stream))
+            now[where] -= before
+            now[stream] += size
+            held[storage] = size, stream
+            most[stream] = max(most[stream], now[stream])
+        return sum(most.values())
+
     @contextmanager
     def made_for(self, category: str) -> Iterator[None]:
         """What is made inside is of this category."""
@@ -139,4 +163,6 @@ class StorageLog:
 
     def _changed(self, serial: int, size: int) -> None:
         self._events.append((serial, size - self._sizes[serial]))
+        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
+        self._all.append((serial, size, stream))
         self._sizes[serial] = size

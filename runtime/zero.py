@@ -83,6 +83,8 @@ class Microbatching:
         assert mesh is not None
         self.hybrid = mesh.ndim == 2
         self.root: FSDPModule = fully_shard(stage, mesh=mesh, reshard_after_forward=False)
+        if mesh.size() == 1:
+            _stay_on_one_stream(self.root)
         self.managed = [(block.zero_stage, as_managed(block)) for block in blocks]
         for module in (self.root, *(module for _, module in self.managed)):
             if mesh.size() > 1:  # One rank alone has nothing to divide by; by a factor of one FSDP2 divides into a new tensor.
@@ -149,6 +151,20 @@ class Microbatching:
                 groups |= dict.fromkeys(parameter_groups(block))
         for group in groups:
             group.post_backward()
+
+
+def _stay_on_one_stream(root: FSDPModule) -> None:
+    """Let FSDP2 copy on the current stream where a rank has nobody to talk to. Memory that the caching allocator has given to a
+    stream serves no other: gradients would keep beside what they take at most (of an H200's programs 12% to 34%)."""
+    context = root._get_fsdp_state()._comm_ctx
+    begin = context.lazy_init
+
+    def lazy_init(device: torch.device) -> None:
+        begin(device)
+        for name in ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream"):
+            setattr(context, name, context.device_handle.current_stream())
+
+    context.lazy_init = lazy_init  # type: ignore[method-assign]
 
 
 def as_managed(block: nn.Module) -> FSDPModule:

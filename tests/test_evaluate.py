@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from planner.evaluate import evaluate, receive_buffer_bytes
+from planner.evaluate.memory import _short_of_cache
 from planner.ir.errors import InternalError
-from planner.ir.plan import Batch, BlockDecision, Breakdown, Mesh, Plan, Schedule, StagePlan
+from planner.ir.plan import Batch, BlockDecision, Breakdown, Mesh, Plan, Schedule, StageMemory, StagePlan
 from tests.search.made import make_cluster, make_costed, make_graph
 
 
@@ -88,3 +89,16 @@ def test_placements_that_were_not_costed_are_our_defect() -> None:
     plan = replace(_plan(costed.placements[0], ((0, 2),), "1f1b", 1), placements={})
     with pytest.raises(InternalError, match="not costed"):
         evaluate(plan, costed, make_cluster(1, 10_000))
+
+
+def test_a_cache_that_will_be_wanting_is_told() -> None:
+    """It is no reason for a plan not to fit."""
+    gib = 2**30
+    roomy, short, over = (
+        StageMemory(total * gib, 0, 0, 0, 0, 0, cached) for total, cached in ((70, 10 * gib), (70, 15 * gib), (81, 0))
+    )
+    assert _short_of_cache([roomy, roomy], 80 * gib) == []
+    (warning,) = _short_of_cache([roomy, short], 80 * gib)
+    assert "rank 1" in warning and "15.0 GiB beside" in warning and "--headroom 5.0GiB" in warning
+    assert short.total == 70 * gib
+    assert _short_of_cache([roomy, over], 80 * gib) == []  # That does not fit, and says so.

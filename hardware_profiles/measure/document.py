@@ -154,6 +154,9 @@ def _link(measurement: Measurement, note: _Note) -> dict[str, Any]:
     machine = measurement.machine
     observations = measurement.of("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
     gloo = machine.device == "cpu"
+    sent = "sends to a neighbour and back, of what the collectives' form says"
+    if not measurement.of("send"):
+        sent = "no send was measured: as the collectives' form says"
     if observations:
         fit = fit_link(observations, scatter_is_sum=gloo)
         how = f"collectives of {machine.ranks} ranks and of pairs, within {fit.error:.0%} on average"
@@ -165,6 +168,6 @@ def _link(measurement: Measurement, note: _Note) -> dict[str, Any]:
         "bandwidth": note(fit.bytes_s / 1e9, "GB/s", how), "latency": note(fit.latency_s * 1e6, "us", how),
         "efficiency": note(1.0, "ratio", "the bandwidth is what was reached"),
         "half_message": note(fit.start_s * fit.bytes_s / 1e3, "kB", how),
-        "send": note(fit.send, "ratio", "sends to a neighbour and back, of what the collectives' form says"),
+        "send": note(fit.send, "ratio", sent),
         "reduce_scatter": "all_reduce" if gloo else "ring",
     }

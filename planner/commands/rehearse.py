@@ -124,7 +124,7 @@ def run(program: Path, ranks: Sequence[int], kernels: Kernels) -> tuple[RankLedg
         if process.returncode:
             raise Disagreement(str(program), f"its step fails: {_cause(problem) or process.returncode}", _AGAIN)
         for item in json.loads(out.splitlines()[-1])["ranks"]:
-            found[item["rank"]] = _ledger(item)
+            found[item["rank"]] = _ledger(item, kernels)
     return tuple(found[rank] for rank in ranks)
 
 
@@ -134,21 +134,29 @@ def _cause(problem: str) -> str:
     return next((line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception)\b", line)), lines[-1] if lines else "")
 
 
-def _ledger(item: Mapping[str, Any]) -> RankLedger:
-    """A rank's answer."""
+def _ledger(item: Mapping[str, Any], kernels: Kernels) -> RankLedger:
+    """A rank's answer. On a host there is no caching allocator."""
     from planner.ledger import Call, RankLedger
 
     calls = {Call(row["kind"], row["axis"], row["group"], row["bytes"]): row["count"] for row in item["collectives"]}
-    return RankLedger(item["rank"], item["stage"], calls, item["memory_bytes"])
+    return RankLedger(
+        item["rank"], item["stage"], calls, item["memory_bytes"], item["streams_bytes"],
+        item["reserved_bytes"] if kernels == "cuda" else None,
+    )
 
 
 def _report(both: Comparison, *, agree: bool) -> dict[str, object]:
-    """The contract's object."""
+    """The contract's object, and what an accelerator's allocator reserves."""
+    ranks = [{**_rows(ledger), **_reserved(ledger.reserved_bytes)} for ledger in both.rehearsed]
     predicted = [
-        {**_rows(ledger), "reserve_bytes": reserve}
-        for ledger, reserve in zip(both.predicted, both.reserve_bytes, strict=True)
+        {**_rows(said), "reserve_bytes": reserve, **_reserved(done.reserved_bytes and said.streams_bytes)}
+        for said, done, reserve in zip(both.predicted, both.rehearsed, both.reserve_bytes, strict=True)
     ]
-    return {"ranks": [_rows(ledger) for ledger in both.rehearsed], "predicted": predicted, "agree": agree}
+    return {"ranks": ranks, "predicted": predicted, "agree": agree}
+
+
+def _reserved(value: int | None) -> dict[str, int]:
+    return {} if value is None else {"reserved_bytes": value}
 
 
 def _rows(ledger: RankLedger) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Bytes alive on one rank, by category, and what they were when most."""
+"""Bytes alive on one rank, by category and by the stream that they were made on, and what they were when most."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Literal
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "buffers")
+Stream = tuple[Literal["compute", "gather", "reduction"], int]
+"""FSDP2 gathers and reduces on streams of its own, other ones for each stage (``_fsdp_param_group.py``, ``FSDPCommContext``):
+so the stage's index is part of it. All else is on the current one."""
+COMPUTE: Stream = ("compute", 0)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """``at``: bytes by category when their sum was highest; ``most_held``: the highest sum with what no rehearsal sees."""
+    """``at``: bytes by category when their sum was highest; ``most_held``: the highest sum with what no rehearsal sees;
+    ``streams``: the highest of each stream, whenever that was."""
 
     at: dict[Category, int]
     most_held: int
+    streams: dict[Stream, int]
 
     @property
     def most(self) -> int:
@@ -23,30 +29,38 @@ class Peak:
 
 class Heap:
     """``now``: bytes by category; ``peak``: the same when their sum, ``total``, was highest, ``most``. ``held``: bytes that a
-    rehearsal does not see, ``most_held``: the highest sum of both. All since the last :meth:`turn`; ``phases``: before it."""
+    rehearsal does not see, ``most_held``: the highest sum of both. ``streams``: bytes by stream, ``tops``: at most. All since
+    the last :meth:`turn`; ``phases``: before it."""
 
     def __init__(self) -> None:
         self.now: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
         self.peak = dict(self.now)
         self.total = self.most = self.held = self.most_held = 0
+        self.streams: dict[Stream, int] = {COMPUTE: 0}
+        self.tops = dict(self.streams)
         self.phases: list[Peak] = []
 
-    def add(self, category: Category, size: int) -> None:
+    def add(self, category: Category, size: int, stream: Stream = COMPUTE) -> None:
         """Something is made (or, negative, freed)."""
         self.now[category] += size
         self.total += size
+        self.streams[stream] = now = self.streams.get(stream, 0) + size
+        self.tops[stream] = max(self.tops.get(stream, 0), now)
         if self.total > self.most:
             self.most, self.peak = self.total, dict(self.now)
         self.most_held = max(self.most_held, self.total + self.held)
 
     def turn(self) -> None:
         """Another phase begins, with a peak of its own."""
-        self.phases.append(Peak(dict(self.peak), self.most_held))
+        self.phases.append(Peak(dict(self.peak), self.most_held, dict(self.tops)))
         self.most, self.peak, self.most_held = self.total, dict(self.now), self.total + self.held
+        self.tops = dict(self.streams)
 
     def passing(self, **sizes: int) -> None:
         """Something is made and gone again."""
-        total = self.total + sum(sizes.values())
+        made = sum(sizes.values())
+        total = self.total + made
+        self.tops[COMPUTE] = max(self.tops[COMPUTE], self.streams[COMPUTE] + made)
         if total > self.most:
             self.most = total
             self.peak = {name: size + sizes.get(name, 0) for name, size in self.now.items()}

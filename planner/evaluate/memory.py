@@ -32,6 +32,7 @@ from planner.ir.plan import (
     StageMemory,
 )
 
+GIB = 2**30
 EMITTED = "torch-eager"
 """The engine of emitted programs."""
 ON_THEIR_WAY = 2
@@ -129,10 +130,25 @@ def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Clu
     memories = tuple(_measured(peak, cluster) for peak in peaks(plan, as_run(graph, cluster.chip)))
     return replace(
         prediction, peak_memory_bytes=max(memory.total for memory in memories),
+        warnings=(*prediction.warnings, *_short_of_cache(memories, prediction.memory_limit_bytes)),
         stages=tuple(
             replace(stage, memory=memories[plan.rank_of_stage(stage.index)]) for stage in prediction.stages
         ),
     )
+
+
+def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int) -> list[str]:
+    """A warning where a rank fits and its allocator's cache beside does not. An H200 with too little for that spent a quarter
+    of its steps so (docs/memory.md)."""
+    rank, worst = max(enumerate(memories), key=lambda item: item[1].total + item[1].cached)
+    wanting = worst.total + worst.cached - limit_bytes
+    if wanting <= 0 or worst.total > limit_bytes:
+        return []
+    return [
+        f"pipeline rank {rank} fits, but torch's caching allocator would keep {worst.cached / GIB:.1f} GiB beside that, "
+        f"{wanting / GIB:.1f} GiB more than there is: it gives memory back and asks for it again in every step, which was a "
+        f"quarter of a step on an H200; --headroom {wanting / GIB:.1f}GiB asks for a plan that leaves so much free"
+    ]
 
 
 def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
@@ -145,5 +161,5 @@ def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
     at = peak.at
     return StageMemory(
         at["parameters"], at["gradients"], at["optimizer"], at["activations"], at["buffers"],
-        cluster.chip.reserve_bytes + peak.held_bytes,
+        cluster.chip.reserve_bytes + peak.held_bytes, 0 if cluster.chip.is_host else peak.cached_bytes,
     )

@@ -36,10 +36,12 @@ STEP_COUNTER_BYTES = 4
 @dataclass(frozen=True)
 class Peaks:
     """``at``: bytes by category when their sum was highest. ``held_bytes``: by how much what a step has sent and not waited
-    for raises the peak."""
+    for raises the peak. ``cached_bytes``: what the streams hold at most, each at its own moment, beyond that: blocks of torch's
+    caching allocator serve the stream that they were made on, and no other."""
 
     at: Mapping[Category, int]
     held_bytes: int
+    cached_bytes: int
 
     @property
     def total(self) -> int:
@@ -53,7 +55,8 @@ _Phases = tuple[Peak, ...]
 def _of_all(phases: _Phases) -> Peaks:
     """The peak of the whole step."""
     highest = max(phases, key=lambda phase: phase.most)
-    return Peaks(highest.at, max(phase.most_held for phase in phases) - highest.most)
+    streams = sum(max(phase.streams.get(stream, 0) for phase in phases) for stream in phases[-1].streams)
+    return Peaks(highest.at, max(phase.most_held for phase in phases) - highest.most, streams - highest.most)
 
 
 def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
@@ -78,7 +81,10 @@ def _drawn(a: _Phases, b: _Phases, times: Fraction) -> _Phases:
         return int(first + times * (second - first))
 
     return tuple(
-        Peak({name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held))
+        Peak(
+            {name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held),
+            {stream: line(x.streams.get(stream, 0), most) for stream, most in y.streams.items()},
+        )
         for x, y in zip(a, b, strict=True)
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from planner.evaluate.heap import Heap
+from planner.evaluate.heap import COMPUTE, Heap, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,20 @@ class Unit:
 
 @dataclass
 class Root:
-    """What the units of one stage share. ``gather``, ``reduction``: buffers that live on until the next of their kind;
+    """What the units of one ``stage`` share. ``gather``, ``reduction``: buffers that live on until the next of their kind;
     ``before``: by place, the unit that a unit's backward pass begins to gather (runtime/zero.py, ``_prefetch``)."""
 
     heap: Heap
     units: Sequence[Unit]
+    stage: int
     gather: int = 0
     reduction: int = 0
     before: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
+        alone = self.units[0].ranks == 1  # Then all is on one stream (runtime/zero.py).
+        self.gathers: Stream = COMPUTE if alone else ("gather", self.stage)
+        self.reduces: Stream = COMPUTE if alone else ("reduction", self.stage)
         order = sorted(self.units, key=lambda unit: unit.ends)
         self.before = [order[max(index - 1, 0)] for index in range(len(order))]
         for place, unit in enumerate(order):
@@ -93,17 +97,17 @@ class Root:
         if unit.gathered or unit.pending or unit.world == 1:
             return
         cast = unit.working * (unit.padded // unit.world) if unit.casts else 0
-        self.heap.add("buffers", cast)
+        self.heap.add("buffers", cast, self.gathers)
         unit.pending = unit.working * unit.padded
-        self.heap.add("buffers", unit.pending)
-        self.heap.add("buffers", -cast)
+        self.heap.add("buffers", unit.pending, self.gathers)
+        self.heap.add("buffers", -cast, self.gathers)
 
     def wait(self, unit: Unit, *, forward: bool) -> None:
         """Copy out. In a forward pass the collective's output lives until the next gathering."""
         if unit.gathered:
             return
         if forward and self.gather:
-            self.heap.add("buffers", -self.gather)
+            self.heap.add("buffers", -self.gather, self.gathers)
             self.gather = 0
         if unit.world == 1:
             self._copy(unit)
@@ -112,7 +116,7 @@ class Root:
             if forward:
                 self.gather = unit.pending
             else:
-                self.heap.add("buffers", -unit.pending)
+                self.heap.add("buffers", -unit.pending, self.gathers)
             unit.pending = 0
         unit.gathered = True
 
@@ -143,7 +147,7 @@ class Root:
 
     def end_forward(self) -> None:
         """The stage's forward pass returned."""
-        self.heap.add("buffers", -self.gather)
+        self.heap.add("buffers", -self.gather, self.gathers)
         self.gather = 0
 
     def before_backward(self, unit: Unit) -> None:
@@ -174,7 +178,7 @@ class Root:
         heap.add("buffers", -self.reduction)
         self.reduction = 0
         if whole:
-            heap.add("buffers", -unit.held)
+            heap.add("buffers", -unit.held, self.reduces)
             unit.held = 0
             last = item * unit.trained[-1].elements if unit.world > 1 else 0
             self._reduce(unit, whole - last, sums=sums)
@@ -198,25 +202,25 @@ class Root:
         heap.add("gradients", -whole)
         result = self.reduction // unit.world
         stays = not (unit.partial if unit.hybrid and not sums else unit.sharded)
-        heap.add("gradients" if stays else "buffers", result)
+        heap.add("gradients" if stays else "buffers", result, self.reduces)
         if unit.world == 1 and unit.ranks > 1:  # Divided, by one, into a new tensor (runtime/zero.py).
-            heap.add("buffers", self.reduction)
-            heap.add("buffers", -self.reduction)
+            heap.add("buffers", self.reduction, self.reduces)
+            heap.add("buffers", -self.reduction, self.reduces)
         if unit.hybrid and not sums:
             if not stays:
-                heap.add("buffers", -result)
+                heap.add("buffers", -result, self.reduces)
             else:
                 unit.partial = result
             return
         if unit.partial:
-            heap.add("gradients", -unit.partial)
+            heap.add("gradients", -unit.partial, self.reduces)
             unit.partial = 0
         if stays:
             unit.sharded = result
         elif unit.hybrid or unit.zero == 0:
             unit.held = result
         else:
-            heap.add("buffers", -result)
+            heap.add("buffers", -result, self.reduces)
 
     def end_backward(self, *, last: bool, reduces: dict[int, bool], reshards: dict[int, bool], sums: bool) -> None:
         """The root's final callback; units whose inputs have no gradient end here. Keys are positions of the units."""
@@ -232,7 +236,7 @@ class Root:
 
     def finalize(self, unit: Unit) -> None:
         """Forget a prefetch that nobody asked for, and what an all-reduce held."""
-        self.heap.add("buffers", -unit.pending)
+        self.heap.add("buffers", -unit.pending, self.gathers)
         unit.pending = 0
-        self.heap.add("buffers", -unit.held)
+        self.heap.add("buffers", -unit.held, self.reduces)
         unit.held = 0

@@ -142,7 +142,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak bytes of one rank by category; ``total`` is their sum."""
+    """Peak bytes of one rank by category; ``total`` is their sum. ``cached``: what torch's caching allocator keeps beside that,
+    where there is room."""
 
     parameters: int
     gradients: int
@@ -150,6 +151,7 @@ class StageMemory:
     activations: int
     buffers: int
     reserve: int
+    cached: int = 0
 
     @property
     def total(self) -> int:

@@ -28,12 +28,16 @@ Calls = Counter[Call]
 
 @dataclass(frozen=True)
 class RankLedger:
-    """What one rank does in a step: calls with their counts, and bytes by category at its peak."""
+    """What one rank does in a step: calls with their counts, and bytes by category at its peak. ``streams_bytes``: the most
+    that each stream's storages take, each at its own moment, added up; ``reserved_bytes``: of torch's caching allocator,
+    where it was followed."""
 
     rank: int
     stage: int
     calls: Mapping[Call, int]
     memory_bytes: Mapping[str, int]
+    streams_bytes: int
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ def predict_rank(plan: Plan, graph: ModelGraph, rank: int, memory: StageMemory) 
         tied_calls(plan, graph, place, units),
     ):
         calls.update(part)
-    return RankLedger(rank, place.pipeline, dict(sorted(calls.items())), _bytes(memory))
+    held = _bytes(memory)
+    return RankLedger(rank, place.pipeline, dict(sorted(calls.items())), held, sum(held.values()) + memory.cached)
 
 
 def _bytes(memory: StageMemory) -> Mapping[str, int]:

@@ -54,6 +54,9 @@ def _memory(said: RankLedger, done: RankLedger, reserve: int, apart: Collection[
     total = sum(said.memory_bytes.values()), sum(done.memory_bytes.values())
     for name, one, other, mark in [*rows, ("total", *total, Text())]:
         table.add_row(name, size(one), size(other), f"{one / other:.4f}" if other else "", mark)
+    if done.reserved_bytes is not None:
+        ratio = f"{said.streams_bytes / done.reserved_bytes:.4f}"
+        table.add_row("reserved by torch's allocator", size(said.streams_bytes), size(done.reserved_bytes), ratio, "")
     table.add_row("reserve (modelled)", size(reserve), "", "", "")
     table.caption = f"agreement: calls exactly; memory from 0 to {TOLERANCE:.0%} above what is allocated"
     return table

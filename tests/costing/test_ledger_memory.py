@@ -254,6 +254,8 @@ def compare(
         for name in CATEGORIES:
             bytes_ = measured.memory_bytes[name]
             assert predicted.at[name] == bytes_, f"rank {rank}, {name}: predicted {predicted.at[name]}, rehearsed {bytes_}"
+        streams = measured.streams_bytes - sum(measured.memory_bytes.values())
+        assert predicted.cached_bytes == streams, f"rank {rank}: of streams predicted {predicted.cached_bytes}, is {streams}"
 
 
 LONG = [("gpt", "bf16", row) for row in (

@@ -42,7 +42,7 @@ def test_a_tiny_case_is_prepared_run_and_reported(tmp_path: Path, capsys: pytest
     script.report(folder, found, output)
     result = json.loads(output.read_text())
     first, second = result["cases"]
-    assert set(first["error_pct"]) == {"packaged", "measured", "kernels", "allocated", "reserved"}
+    assert set(first["error_pct"]) == {"packaged", "measured", "kernels", "allocated", "reserved", "device"}
     assert first["parameters"] > 1e5
     assert second["out_of_memory"]
     assert result["allocated_error_pct"] == pytest.approx(abs(first["error_pct"]["allocated"]))

@@ -41,7 +41,7 @@ class Server:
             RankLedger(
                 item["rank"], item["stage"],
                 {Call(row["kind"], row["axis"], row["group"], row["bytes"]): row["count"] for row in item["collectives"]},
-                item["memory_bytes"],
+                item["memory_bytes"], item["streams_bytes"], item["reserved_bytes"],
             )
             for item in answer
         ]

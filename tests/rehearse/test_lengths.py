@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from codegen import emit
+from planner.ledger import RankLedger
 from runtime.rehearsal_length import lengths, nearest, on_line
 from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan
@@ -27,6 +30,11 @@ ROWS = [
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="zbv")),
     ("gpt", Row(pipeline=2, accumulation=9, microbatch=2, schedule="zbv")),
 ]
+
+
+def _followed_apart(ledgers: Sequence[RankLedger]) -> list[RankLedger]:
+    """Without what an allocator has reserved by then: it remembers earlier steps."""
+    return [replace(ledger, reserved_bytes=None) for ledger in ledgers]
 
 
 MOVES = Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)
@@ -64,7 +72,7 @@ def test_the_line_is_the_whole_step(server: Server, model: str, row: Row, tmp_pa
     assert lengths(row.schedule, row.pipeline, row.accumulation)[-1] < row.accumulation
     ranks = [0, plan.mesh.devices - 1]
     found = server.rehearse(tmp_path / "program", ranks, ways=(False, True))
-    assert found[::2] == found[1::2]
+    assert _followed_apart(found[::2]) == _followed_apart(found[1::2])
 
 
 @pytest.mark.slow
@@ -73,4 +81,4 @@ def test_a_peak_that_moves_is_followed(server: Server, tmp_path: Path) -> None:
     plan = make_plan(graph, MOVES, precision="bf16")
     emit(plan, graph, tmp_path / "program", prediction=None, plan_yaml="format: 1\n")
     found = server.rehearse(tmp_path / "program", [0, 2, 4, 6], ways=(False, True))
-    assert found[::2] == found[1::2]
+    assert _followed_apart(found[::2]) == _followed_apart(found[1::2])
