@@ -54,7 +54,7 @@ class PipelineRunner:
         self.stages, self.microbatches, self._scale = tuple(stages), microbatches, _Scale()
         self.split_backward = name in SPLIT_BACKWARD
         for stage in stages:
-            stage.split_backward = self.split_backward
+            stage.split_backward, stage.control.streams = self.split_backward, stages[0].control.streams
         arguments: dict[str, Any] = {"loss_fn": self._scale, "scale_grads": False}
         if name in SINGLE:
             self.schedule: Any = SINGLE[name](stages[0], microbatches, **arguments)

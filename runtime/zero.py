@@ -71,6 +71,25 @@ def shard(
             module.zero_stage, module.data_mesh = stage, mesh
 
 
+class Streams:
+    """The streams on which FSDP2 gathers and reduces, the same for all stages of a rank; the current one where a rank is
+    ``alone`` and has nobody to talk to.
+
+    Memory that the caching allocator has given to a stream serves no other. With streams of its own each stage would keep
+    what it gathers at most, and a rank alone its gradients, beside all else.
+    """
+
+    def __init__(self, alone: bool) -> None:
+        self._alone = alone
+        self._taken: dict[str, Any] = {}
+
+    def give(self, context: Any) -> None:
+        """Put the first stage's streams in the place of a stage's own."""
+        for name in ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream"):
+            own = context.device_handle.current_stream() if self._alone else getattr(context, name)
+            setattr(context, name, self._taken.setdefault(name, own))
+
+
 class Microbatching:
     """Sets, before every backward pass, what the blocks of one stage module do with their gradients after it.
 
@@ -83,14 +102,25 @@ class Microbatching:
         assert mesh is not None
         self.hybrid = mesh.ndim == 2
         self.root: FSDPModule = fully_shard(stage, mesh=mesh, reshard_after_forward=False)
-        if mesh.size() == 1:
-            _stay_on_one_stream(self.root)
+        self.streams = Streams(alone=mesh.size() == 1)
+        self._take_streams()
         self.managed = [(block.zero_stage, as_managed(block)) for block in blocks]
         for module in (self.root, *(module for _, module in self.managed)):
             if mesh.size() > 1:  # One rank alone has nothing to divide by; by a factor of one FSDP2 divides into a new tensor.
                 module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self._prefetch()
+
+    def _take_streams(self) -> None:
+        """Let FSDP2, when it first runs, have the streams that :attr:`streams` gives it then."""
+        context = self.root._get_fsdp_state()._comm_ctx
+        begin = context.lazy_init
+
+        def lazy_init(device: torch.device) -> None:
+            begin(device)
+            self.streams.give(context)
+
+        context.lazy_init = lazy_init  # type: ignore[method-assign]
 
     def _prefetch(self) -> None:
         """Let every unit's backward pass gather the unit before it in this stage.
@@ -151,20 +181,6 @@ class Microbatching:
                 groups |= dict.fromkeys(parameter_groups(block))
         for group in groups:
             group.post_backward()
-
-
-def _stay_on_one_stream(root: FSDPModule) -> None:
-    """Let FSDP2 copy on the current stream where a rank has nobody to talk to. Memory that the caching allocator has given to a
-    stream serves no other: gradients would keep beside what they take at most (of an H200's programs 12% to 34%)."""
-    context = root._get_fsdp_state()._comm_ctx
-    begin = context.lazy_init
-
-    def lazy_init(device: torch.device) -> None:
-        begin(device)
-        for name in ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream"):
-            setattr(context, name, context.device_handle.current_stream())
-
-    context.lazy_init = lazy_init  # type: ignore[method-assign]
 
 
 def as_managed(block: nn.Module) -> FSDPModule:

@@ -7,10 +7,10 @@ from typing import Literal
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "buffers")
-Stream = tuple[Literal["compute", "gather", "reduction"], int]
-"""FSDP2 gathers and reduces on streams of its own, other ones for each stage (``_fsdp_param_group.py``, ``FSDPCommContext``):
-so the stage's index is part of it. All else is on the current one."""
-COMPUTE: Stream = ("compute", 0)
+Stream = Literal["compute", "gather", "reduction"]
+"""FSDP2 gathers and reduces on streams of its own (``_fsdp_param_group.py``, ``FSDPCommContext``), which the stages of a rank
+share (runtime/zero.py, ``Streams``). All else is on the current one."""
+STREAMS: tuple[Stream, ...] = ("compute", "gather", "reduction")
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Heap:
         self.now: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
         self.peak = dict(self.now)
         self.total = self.most = self.held = self.most_held = 0
-        self.streams: dict[Stream, int] = {COMPUTE: 0}
+        self.streams: dict[Stream, int] = dict.fromkeys(STREAMS, 0)
         self.tops = dict(self.streams)
         self.phases: list[Peak] = []
 
-    def add(self, category: Category, size: int, stream: Stream = COMPUTE) -> None:
+    def add(self, category: Category, size: int, stream: Stream = "compute") -> None:
         """Something is made (or, negative, freed)."""
         self.now[category] += size
         self.total += size
-        self.streams[stream] = now = self.streams.get(stream, 0) + size
-        self.tops[stream] = max(self.tops.get(stream, 0), now)
+        self.streams[stream] += size
+        self.tops[stream] = max(self.tops[stream], self.streams[stream])
         if self.total > self.most:
             self.most, self.peak = self.total, dict(self.now)
         self.most_held = max(self.most_held, self.total + self.held)
@@ -60,7 +60,7 @@ class Heap:
         """Something is made and gone again."""
         made = sum(sizes.values())
         total = self.total + made
-        self.tops[COMPUTE] = max(self.tops[COMPUTE], self.streams[COMPUTE] + made)
+        self.tops["compute"] = max(self.tops["compute"], self.streams["compute"] + made)
         if total > self.most:
             self.most = total
             self.peak = {name: size + sizes.get(name, 0) for name, size in self.now.items()}

@@ -146,7 +146,7 @@ def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int) -> list[s
         return []
     return [
         f"pipeline rank {rank} fits, but torch's caching allocator would keep {worst.cached / GIB:.1f} GiB beside that, "
-        f"{wanting / GIB:.1f} GiB more than there is: it gives memory back and asks for it again in every step, which was a "
+        f"{wanting / GIB:.1f} GiB more than there is: it gives memory back and asks for it again in every step, up to a "
         f"quarter of a step on an H200; --headroom {wanting / GIB:.1f}GiB asks for a plan that leaves so much free"
     ]
 

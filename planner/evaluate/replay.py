@@ -18,7 +18,7 @@ from cost_models.receives import receive_slots
 from cost_models.schedules import Action, actions, turn_length
 from cost_models.sends import releases
 from planner.evaluate.bodies import Bodies
-from planner.evaluate.heap import CATEGORIES, Category, Heap, Peak
+from planner.evaluate.heap import CATEGORIES, STREAMS, Category, Heap, Peak
 from planner.evaluate.stage_replay import StageReplay
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import SPLIT_BACKWARD, Plan
@@ -55,7 +55,7 @@ _Phases = tuple[Peak, ...]
 def _of_all(phases: _Phases) -> Peaks:
     """The peak of the whole step."""
     highest = max(phases, key=lambda phase: phase.most)
-    streams = sum(max(phase.streams.get(stream, 0) for phase in phases) for stream in phases[-1].streams)
+    streams = sum(max(phase.streams[stream] for phase in phases) for stream in STREAMS)
     return Peaks(highest.at, max(phase.most_held for phase in phases) - highest.most, streams - highest.most)
 
 
@@ -83,7 +83,7 @@ def _drawn(a: _Phases, b: _Phases, times: Fraction) -> _Phases:
     return tuple(
         Peak(
             {name: line(x.at[name], y.at[name]) for name in CATEGORIES}, line(x.most_held, y.most_held),
-            {stream: line(x.streams.get(stream, 0), most) for stream, most in y.streams.items()},
+            {stream: line(x.streams[stream], y.streams[stream]) for stream in STREAMS},
         )
         for x, y in zip(a, b, strict=True)
     )

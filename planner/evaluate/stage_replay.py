@@ -49,7 +49,7 @@ class StageReplay:
             sum(self.sizes[name] for name in names if self._differentiable(name)) for names in (self.incoming, self.outgoing)
         )
         units, unit_of = units_of(plan, graph, stage)
-        self.root = Root(heap, units, stage.index)
+        self.root = Root(heap, units)
         self.chain = [
             _Link(
                 block, bodies.passes(block.body, decision.recompute), unit_of[at], decision.zero,

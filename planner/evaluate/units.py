@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from planner.evaluate.heap import COMPUTE, Heap, Stream
+from planner.evaluate.heap import Heap, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,19 @@ class Unit:
 
 @dataclass
 class Root:
-    """What the units of one ``stage`` share. ``gather``, ``reduction``: buffers that live on until the next of their kind;
+    """What the units of one stage share. ``gather``, ``reduction``: buffers that live on until the next of their kind;
     ``before``: by place, the unit that a unit's backward pass begins to gather (runtime/zero.py, ``_prefetch``)."""
 
     heap: Heap
     units: Sequence[Unit]
-    stage: int
     gather: int = 0
     reduction: int = 0
     before: list[Unit] = field(init=False)
 
     def __post_init__(self) -> None:
         alone = self.units[0].ranks == 1  # Then all is on one stream (runtime/zero.py).
-        self.gathers: Stream = COMPUTE if alone else ("gather", self.stage)
-        self.reduces: Stream = COMPUTE if alone else ("reduction", self.stage)
+        self.gathers: Stream = "compute" if alone else "gather"
+        self.reduces: Stream = "compute" if alone else "reduction"
         order = sorted(self.units, key=lambda unit: unit.ends)
         self.before = [order[max(index - 1, 0)] for index in range(len(order))]
         for place, unit in enumerate(order):
