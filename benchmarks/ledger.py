@@ -190,7 +190,7 @@ def _ledgers(items: list[dict[str, Any]]) -> list[RankLedger]:
 def _compare(case: Case, ledgers: list[RankLedger]) -> dict[str, Any]:
     """How one plan's prediction parts from its ranks' rehearsals."""
     plan, graph = plan_of(case), graph_of(case.model, case.precision)
-    parted, equal, first = [], 0, set(representatives(plan))
+    parted, equal, streams, first = [], 0, 0, set(representatives(plan))
     predicted = peaks(plan, graph)
     calls = 0
     for ledger in ledgers:
@@ -205,17 +205,25 @@ def _compare(case: Case, ledgers: list[RankLedger]) -> dict[str, Any]:
         at: Mapping[str, int] = dict(predicted[ledger.stage].at.items())
         apart = {name: at[name] - size for name, size in ledger.memory_bytes.items() if at[name] != size}
         equal += not apart
+        cached, beside = predicted[ledger.stage].cached_bytes, ledger.streams_bytes - sum(ledger.memory_bytes.values())
+        streams += cached == beside
+        if cached != beside:
+            parted.append(f"rank {ledger.rank}, of streams: predicted {cached}, rehearsed {beside}")
         worst = any(not 0 <= more <= TOLERANCE * ledger.memory_bytes[name] for name, more in apart.items())
         if apart:
             total = sum(ledger.memory_bytes.values())
             parted.append(f"rank {ledger.rank}, of {total} bytes{' beyond the tolerance' if worst else ''}: {apart}")
-    return {"plan": case.label, "ranks": len(first), "equal_memory": equal, "calls": calls, "parted": parted}
+    return {
+        "plan": case.label, "ranks": len(first), "equal_memory": equal, "equal_streams": streams, "calls": calls,
+        "parted": parted,
+    }
 
 
 def _summary(table: list[dict[str, Any]]) -> dict[str, int]:
     return {
         "plans": len(table), "ranks": sum(row["ranks"] for row in table),
         "ranks_with_equal_memory": sum(row["equal_memory"] for row in table),
+        "ranks_with_equal_streams": sum(row["equal_streams"] for row in table),
         "kinds_of_calls": sum(row["calls"] for row in table),
         "parted_calls": sum("Call(" in said for row in table for said in row["parted"]),
         "ranks_beyond_the_tolerance": sum("beyond" in said for row in table for said in row["parted"]),
