@@ -213,7 +213,7 @@ class Rehearsal(ExitStack):
 
     def _hush(self, schedule: Any) -> None:
         """A new schedule's first step makes itself known to its neighbours, which is no part of other steps, and makes the
-        receive buffers (those between stages of this rank are replaced by what the stages hand over)."""
+        receive buffers."""
         for name in ("_initialize_stage", "_initialize_stages"):
             begin = getattr(schedule, name, None)
             if begin is not None:

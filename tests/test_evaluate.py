@@ -101,4 +101,6 @@ def test_a_cache_that_will_be_wanting_is_told() -> None:
     (warning,) = _short_of_cache([roomy, short], 80 * gib)
     assert "rank 1" in warning and "15.0 GiB beside" in warning and "--headroom 5.0GiB" in warning
     assert short.total == 70 * gib
+    (little,) = _short_of_cache([roomy], 80 * gib - 1)
+    assert "--headroom 0.1GiB" in little
     assert _short_of_cache([roomy, over], 80 * gib) == []  # That does not fit, and says so.

@@ -11,6 +11,7 @@ compares plans by; a plan that is shown has its memory replayed (:func:`replayed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -144,10 +145,11 @@ def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int) -> list[s
     wanting = worst.total + worst.cached - limit_bytes
     if wanting <= 0 or worst.total > limit_bytes:
         return []
+    tenths = math.ceil(10 * wanting / GIB) / 10
     return [
         f"pipeline rank {rank} fits, but torch's caching allocator would keep {worst.cached / GIB:.1f} GiB beside that, "
-        f"{wanting / GIB:.1f} GiB more than there is: it gives memory back and asks for it again in every step, up to a "
-        f"quarter of a step on an H200; --headroom {wanting / GIB:.1f}GiB asks for a plan that leaves so much free"
+        f"{tenths:.1f} GiB more than there is: it gives memory back and asks for it again in every step, up to a "
+        f"quarter of a step on an H200; --headroom {tenths:.1f}GiB asks for a plan that leaves so much free"
     ]
 
 

@@ -99,7 +99,7 @@ CASES = [
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),
     ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
-    # What zbv's turn passes on has a buffer already; a unit's backward pass is over when its first block's is.
+    # What zbv's turn passes on lies in a receive buffer already; a unit's backward pass is over when its first block's is.
     ("reading", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("looped", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective")),
     # Learned matrices from the left, learned masks, complex numbers; gradients that are parts of others' storages.
