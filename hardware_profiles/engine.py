@@ -58,7 +58,8 @@ class Engine:
     that are reduced in place and pipeline buffers that are used again; ``compiled``, only what pointwise work starts from;
     ``selective``, what selective recomputation runs again: ``attention``, from the scores to the attended values;
     ``alternate``, all but attention and every other product; ``offloaded``, share of what lives from forward to backward that
-    waits in the host's memory; ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does
+    waits in the host's memory; ``outputs_kept``, share of what a stage has sent that stays until its backward pass;
+    ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does
     not shard them (0: the master's); ``loss``, bytes of an element of the logits at the most, copies and gradient together
     (0: as torch computes it); ``gathers``, what ZeRO 3 gathers at a time (two ``blocks`` or two ``parameters``);
     ``gathered``, elements that it has gathered at the most (0: these two); ``updated_fp16`` and ``reduced_bf16``, what an
@@ -99,6 +100,7 @@ class Engine:
     selective: Selective = "attention"
     gathers: Gathers = "blocks"
     offloaded: float = 0.0
+    outputs_kept: float = 1.0
     held_fp16: float = 0.0
     held_bf16: float = 0.0
     loss: float = 0.0
@@ -118,10 +120,12 @@ UNITS: Mapping[str, str] = {
     "gradients_floor": "ratio", "collective_speed": "ratio", "gradient": "bytes", "tensor_exposed": "ratio",
     "sends_exposed": "ratio", "sends_blocking": "ratio", "accumulation": "ratio", "optimizer_passes": "elements", "step_s": "s",
     "held_fp16": "bytes", "held_bf16": "bytes", "loss": "bytes", "gathered": "elements",
-    "offloaded": "ratio", "updated_fp16": "bytes", "reduced_bf16": "bytes", "bucket": "elements",
+    "offloaded": "ratio", "outputs_kept": "ratio", "updated_fp16": "bytes", "reduced_bf16": "bytes", "bucket": "elements",
 }  # fmt: skip
 """Dimension of each number of an engine."""
-_SHARES = {"gathers_hidden", "gathers_floor", "gradients_hidden", "gradients_floor", "sends_blocking", "offloaded"}
+_SHARES = {
+    "gathers_hidden", "gathers_floor", "gradients_hidden", "gradients_floor", "sends_blocking", "offloaded", "outputs_kept",
+}  # fmt: skip
 
 
 class _Strict(BaseModel):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hardware_profiles import DEFAULT_ENGINE
 from planner.evaluate import evaluate, receive_buffer_bytes
 from planner.evaluate.memory import _short_of_cache
 from planner.ir.errors import InternalError
@@ -60,6 +61,18 @@ def test_the_first_rank_of_1f1b_keeps_as_many_micro_batches_as_there_are_stages(
     assert prediction.stages[1].memory.activations == cost.saved_bytes + transient
     assert prediction.stages[0].memory.buffers == cost.buffer_bytes + 3 * sent
     assert prediction.stages[1].memory.buffers == cost.buffer_bytes + 3 * sent
+
+
+def test_an_engine_that_frees_what_it_has_sent_keeps_only_what_blocks_keep() -> None:
+    costed = make_costed(make_graph("aa"), 5, crossing=8)
+    plan = _plan(costed.placements[0], ((0, 1), (1, 2)), "1f1b", 1)
+    kept, freed = (
+        evaluate(plan, costed, make_cluster(2, 10_000), replace(DEFAULT_ENGINE, outputs_kept=share)) for share in (1.0, 0.0)
+    )
+    sent = costed.crossing_bytes[0][1]
+    assert kept.stages[0].memory.activations - freed.stages[0].memory.activations == 2 * sent > 0
+    assert kept.stages[1] == freed.stages[1]
+    assert kept.step_s == freed.step_s
 
 
 @pytest.mark.parametrize(("schedule", "virtual", "stage", "inputs", "gradients"), [

@@ -75,9 +75,10 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
     input_s = sum(input_gradient_seconds(cost, NO_STATE) for cost, _ in pairs)
     forward_wait_s = gathers.exposed_s(forward_s, sum(state.forward_comm_s for _, state in pairs))
     backward_wait_s = gathers.exposed_s(input_s + weight_s, sum(state.backward_comm_s for _, state in pairs))
-    # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache); what it has received, in receive buffers.
+    # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache) unless the engine frees it; what it has
+    # received, in receive buffers.
     crossing, twice = costed.crossing_bytes[option], costed.kept_twice(option, stage.first, split=split)
-    kept = sum(cost.kept_bytes(split) for cost, _ in pairs) + crossing.get(stage.last, 0)
+    kept = sum(cost.kept_bytes(split) for cost, _ in pairs) + round(engine.outputs_kept * crossing.get(stage.last, 0))
     return StageLoad(
         times=StageTimes(forward_s + forward_wait_s, input_s + backward_wait_s, weight_s),
         backward_s=input_s + weight_s,

@@ -33,6 +33,7 @@ def test_engines_that_plan_hide_nothing() -> None:
         found = engine(name)
         assert (found.gathers_hidden, found.gathers_floor, found.gradients_hidden, found.gradients_floor) == (0, 1, 0, 1)
         assert (found.sends_exposed, found.sends_blocking, found.sends_scattered, found.step_s) == (1, 0, False, 0)
+        assert found.outputs_kept == 1
 
 
 def test_recipes_lie_over_their_engine_and_combine() -> None:
