@@ -85,11 +85,11 @@ def shortage(least: Least) -> str:
     )
     mesh, limit = least.plan.mesh, least.prediction.memory_limit_bytes
     if least.bound_bytes >= least.peak_bytes - 1:
-        proof = "proven: none needs less"
+        proof = "proven: by their sums none needs less"
     elif least.bound_bytes > limit:
-        proof = f"proven: every plan is at least {least.bound_bytes - limit} bytes above the limit"
+        proof = f"proven: by its sums every plan is at least {least.bound_bytes - limit} bytes above the limit"
     else:
-        proof = f"not proven in the time given: no plan needs less than {told(least.bound_bytes)}"
+        proof = f"not proven in the time given: by its sums no plan needs less than {told(least.bound_bytes)}"
     return (
         f"no plan fits: the least memory (pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}) needs "
         f"{told(worst.memory.total)} on the rank of stage {worst.index}, {category} "

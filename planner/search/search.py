@@ -18,6 +18,7 @@ from hardware_profiles.measure import usable_cores
 from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint
 from planner.search.best import Best
+from planner.search.beyond import Beyond
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.families import Costing, Scope
@@ -308,6 +309,8 @@ def search(
             state.call(scope, deadline)
         climb = Climb(bounds, scope, state.best, state.meanwhile)
         climb.begin(deadline)
+        if look is not as_it_is:
+            Beyond(bounds, scope, state.best, state.meanwhile).go(deadline)
         _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
         if state.best.found is None:
             found = last_resort(list(bounds), prices, graph, cluster, request, names, deadline, look)

@@ -1,0 +1,54 @@
+"""Plans whose memory fits by a closer look and not by the sums that the search holds plans to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
+from planner.search import Request, parse_pins, search
+from tests.oracles.exhaustive_plan import best_plan
+from tests.search.made import make_cluster, make_costed, make_graph
+
+SHARE = 0.9
+"""Of the sums, what the closer look sees."""
+CHOICES = tuple(BlockDecision(0, level) for level in ("none", "selective", "full"))
+GRAPH = make_graph(list("eaaaaaab"))
+PINS = parse_pins(["pipeline=1", "tensor=1", "microbatch=1", "zero_group=1"])
+REQUEST = Request(1, 4, "fp32", PINS, gap=1e-4)
+
+
+def lighter(plan: Plan, prediction: Prediction) -> Prediction:
+    return replace(prediction, peak_memory_bytes=round(SHARE * prediction.peak_memory_bytes))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
+def test_what_the_sums_leave_out_is_found(seed: int, part: float) -> None:
+    """``part``: of the way from the least memory of a plan to that of the quickest, how much there is by the closer look."""
+    costed = make_costed(GRAPH, seed, levels=("none", "selective", "full"), crossing=4)
+    template = Plan("made", "", "made", "", "fp32", 4, Mesh(), Batch(1, 1, 1), Schedule("1f1b", 1), 1, (), costed.placements[0])
+    peaks = [
+        found[1].peak_memory_bytes
+        for choices in (CHOICES, CHOICES[2:]) if (found := best_plan(template, costed, make_cluster(1, 10_000), choices))
+    ]
+    most, least = peaks
+    limit = round(SHARE * (least + part * (most - least))) + 1
+    result = search(GRAPH, make_cluster(1, limit), REQUEST, costing=lambda _: costed, look=lighter)
+    assert result.prediction.fits
+    assert result.prediction.memory_limit_bytes == limit
+    by_sums = best_plan(template, costed, make_cluster(1, limit), CHOICES)
+    by_look = best_plan(template, costed, make_cluster(1, round(limit / SHARE)), CHOICES)
+    assert by_look is not None
+    assert result.prediction.step_s >= by_look[1].step_s * (1 - 1e-9)
+    assert result.prediction.step_s <= by_look[1].step_s * 1.05
+    assert by_sums is None or result.prediction.step_s < by_sums[1].step_s
+    assert result.lower_bound_s <= result.prediction.step_s
+
+
+def test_without_a_closer_look_the_sums_decide() -> None:
+    costed = make_costed(GRAPH, 0, levels=("none", "selective", "full"), crossing=4)
+    roomy = search(GRAPH, make_cluster(1, 10_000), REQUEST, costing=lambda _: costed)
+    short = make_cluster(1, round(SHARE * roomy.prediction.peak_memory_bytes))
+    assert search(GRAPH, short, REQUEST, costing=lambda _: costed).prediction.step_s > roomy.prediction.step_s
