@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ PEAK, LASTING = 7, 8
 """Columns that follow the sums (:attr:`Table.columns`)."""
 PASSES = 3
 """The first columns are seconds of a micro-batch's passes."""
+WORTH_BEATING = 0.1
+"""Rows that are beaten for each that is not, where looking for them is worth its time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +62,9 @@ class Table:
         return Table(least[:, :PEAK], least[:, PEAK], least[:, LASTING], tuple(self.names[row[0]] for row in rows))
 
 
-def pareto(points: Floats) -> NDArray[np.int64]:
-    """Rows that no other row beats or equals in every column (smaller is better), earlier rows first among equals."""
+def pareto(points: Floats, patience: float = math.inf) -> NDArray[np.int64]:
+    """Rows that no other row beats or equals in every column (smaller is better), earlier rows first among equals. After so
+    many rows, of which less than :data:`WORTH_BEATING` as many were beaten, the others are left as they are."""
     spread = np.ptp(points, axis=0)
     used = points[:, spread > 0] / spread[spread > 0]
     left = np.argsort(used.sum(axis=1), kind="stable")
@@ -71,6 +75,9 @@ def pareto(points: Floats) -> NDArray[np.int64]:
         beaten = (used[first] <= used[left]).all(axis=1)
         beaten[0] = True
         left = left[~beaten]
+        if len(kept) == patience and len(points) - left.size < (1 + WORTH_BEATING) * len(kept):
+            kept += left.tolist()
+            break
     return np.array(sorted(kept), dtype=np.int64)
 
 

@@ -21,6 +21,8 @@ MOST_WAYS, MOST_NUMBERS, INSTANTS = 50_000, 20_000_000, 10
 """Ranks that have more ways while not all their stages have chosen are not told apart, nor are those of which more would have
 to be tried at once: as many numbers as instants, or as so many of them, for each; of a stage's options, as many as tell what
 they hold."""
+PATIENCE = 500
+"""Options or ways that are held against all others; where hardly one was beaten by these, no more are."""
 ROUNDED = 1e-9
 """Sums are rounded by less than this part."""
 Range = tuple[int, int]
@@ -54,8 +56,8 @@ def _actions(passes_s: Floats, split: bool) -> Floats:
 
 
 def _best(blocks: Indices, columns: Floats) -> Indices:
-    """Those that no other of as many blocks beats or equals in every column."""
-    kept = [members[pareto(columns[members])] for members in (np.flatnonzero(blocks == n) for n in np.unique(blocks))]
+    """Less those that another of as many blocks beats or equals in every column, as far as that is soon found out."""
+    kept = [members[pareto(columns[members], PATIENCE)] for members in (np.flatnonzero(blocks == n) for n in np.unique(blocks))]
     return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
 
 
