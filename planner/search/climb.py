@@ -92,8 +92,20 @@ class Climb:
         at: Candidate | None = start
         while at is not None:
             near = self._neighbours(at), self._restaged(at)
-            at = self._quicker(at, near[0], deadline) or self._quicker(at, near[1], deadline)
+            found = self._quicker(at, near[0], deadline) or self._quicker(at, near[1], deadline)
+            at = found and self._farther(at, found, deadline)
         self._arrive()
+
+    def _farther(self, before: Candidate, at: Candidate, deadline: float) -> Candidate:
+        """From a step to other virtual stages on, twice as far each time, as long as that is quicker."""
+        alike = [other for other in self._of_mesh[at.mesh] if (other.micro, other.schedule) == (at.micro, at.schedule)]
+        while before in alike:
+            goal = at.virtual + 2 * (at.virtual - before.virtual)
+            other = min(alike, key=lambda each: abs(each.virtual - goal))
+            if other in self._probed or not self._improves(Sketch(other, self.bounds[other]), deadline):
+                break
+            before, at = at, other
+        return at
 
     def widely(self, bounds: Mapping[Candidate, float], deadline: float) -> None:
         """In every mesh by itself, of the candidates that have ``bounds``, the most promising mesh first: what is quicker

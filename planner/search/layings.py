@@ -24,7 +24,7 @@ from planner.search.tables import AT_TIMES, PASSES, PERSISTENT, Table
 from planner.search.together import RankCosts
 from planner.search.ways import Range
 
-MOST_ACTIONS = 200_000_000
+MOST_ACTIONS = 5_000_000
 """Actions times cases that are simulated at most."""
 MOST_LAYINGS, MOST_ON_STAGE = 300, 12
 """A rank whose blocks can lie on its stages in more ways is not told apart, nor one that can have more of them on a stage."""

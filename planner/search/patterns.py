@@ -251,8 +251,12 @@ class Patterns:
         """[cases]: whether a step with these numbers of blocks [cases, virtual stages] may be quicker than the target."""
         run, shape = self._long, self.shape
         assert run is not None
-        laid = [self.ranks.laid_s(run, rank, counts[:, shape.owned(rank)]) < target_s for rank in range(shape.pipeline)]
-        return np.asarray((self.seconds(counts, target_s) < target_s) & np.all(laid, axis=0))
+        quicker = np.asarray(self.seconds(counts, target_s) < target_s)
+        for rank in range(shape.pipeline):
+            mine = np.flatnonzero(quicker)
+            if mine.size:
+                quicker[mine] = self.ranks.laid_s(run, rank, counts[mine][:, shape.owned(rank)]) < target_s
+        return quicker
 
     def find(self, costs: RankCosts, target_s: float) -> Assignments | None:
         """All that may be quicker than the target, None where they are too many to tell apart; ``costs`` say how many blocks a
