@@ -39,7 +39,7 @@ MOST_WAYS = 2_500
 MOST_IN_VAIN = 12
 """After so many whole assignments that did not lower the target (they fit by the sums of memory, not by its replay), others are
 not told of any more: what they say of the bound is all that counts."""
-MOST_ACTIONS = 4_000_000_000
+SURE, MOST_ACTIONS = 0.1, 4_000_000_000
 """Actions times cases that are simulated at most."""
 AGAIN = 0.7
 """Where no more than this part of the ways is left, what that leaves to others is found out again."""
@@ -130,6 +130,8 @@ class Choices:
     least_s: float = math.inf
     """Of the whole assignments that were quicker than the target then."""
     _in_vain: int = 0
+    _begun: tuple[int, int] = (0, 0)
+    """Of what is decided first: how much was simulated when it was parted, and into how many cases."""
 
     def __post_init__(self) -> None:
         begun = tuple(np.ones((1, len(each.tails_s)), dtype=bool) for each in self.ways)
@@ -137,8 +139,11 @@ class Choices:
 
     @property
     def too_many(self) -> bool:
-        """Whether more were simulated than is worth it."""
-        return self.simulated * self.shares.shape.actions > self.most_actions
+        """Whether more were simulated than is worth it, or will be at this pace."""
+        actions, (before, cases) = self.shares.shape.actions, self._begun
+        spent, left = actions * (self.simulated - before), len(self.open[0][0]) if self.open else 0
+        late = spent > SURE * self.most_actions and spent * left > self.most_actions * (cases - left)
+        return late or actions * self.simulated > self.most_actions
 
     @cached_property
     def order(self) -> list[int]:
@@ -185,6 +190,8 @@ class Choices:
         """Decide rank after rank until nothing is left that may be quicker than the target. Returns that, and whether it is so;
         else it was ``until`` that ended it, or there are too many."""
         while self.open:
+            if len(self.open) == 1 and len(self.open[0][0]) > self._begun[1]:
+                self._begun = self.simulated, len(self.open[0][0])
             if until() or self.too_many:
                 return target_s, False
             cases = self.open.pop()

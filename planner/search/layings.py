@@ -24,8 +24,9 @@ from planner.search.tables import AT_TIMES, PASSES, PERSISTENT, Table
 from planner.search.together import RankCosts
 from planner.search.ways import Range
 
-MOST_ACTIONS = 5_000_000
-"""Actions times cases that are simulated at most."""
+AT_FIRST, MOST_ACTIONS = 0.125, 200_000_000
+"""Actions times cases that are simulated at most; this part of them where every way of every rank is tried once. (Of published
+jobs none was told apart that took more at first.)"""
 MOST_LAYINGS, MOST_ON_STAGE = 300, 12
 """A rank whose blocks can lie on its stages in more ways is not told apart, nor one that can have more of them on a stage."""
 ALIKE = 0.01
@@ -33,7 +34,7 @@ ALIKE = 0.01
 
 
 def layings_of(patterns: Patterns, costs: RankCosts, paths: Paths, target_s: float) -> Layings | None:
-    """Of a chain; None where a rank has too many ways. ``costs`` say how many blocks a rank has at most in a step that is
+    """Of a chain; None where ranks have too many ways. ``costs`` say how many blocks a rank has at most in a step that is
     quicker than the target."""
     shape, stream = patterns.shape, relaxed(patterns)
     shares, ranges = Shares.of(stream, shape, patterns.bounds), list[tuple[list[Range], Range]]()
@@ -51,8 +52,9 @@ def layings_of(patterns: Patterns, costs: RankCosts, paths: Paths, target_s: flo
             single += not patterns.is_long(portion.run) and portion.kind == 0
         ranges.append((own, (fewest + single, most + single)))
     ways = every_way(shares, stream, ranges, target_s - costs.before_s)
-    blocks = patterns.stream.blocks
-    return None if ways is None else Layings(shares, stream, ways, paths, blocks, MOST_ACTIONS, patterns=patterns)
+    if ways is None or sum(len(each.blocks) for each in ways) * shape.actions > AT_FIRST * MOST_ACTIONS:
+        return None
+    return Layings(shares, stream, ways, paths, patterns.stream.blocks, MOST_ACTIONS, patterns=patterns)
 
 
 def relaxed(patterns: Patterns) -> Stream:

@@ -36,7 +36,7 @@ MANY = 400
 """So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
-WIDELY_AFTER_S, WIDELY_FOR = 12.0, 0.5
+WIDELY_AFTER_S, WIDELY_FOR = (2.5, 12.0), 0.5
 """Seconds after which plans are sought in every mesh that is left, for this part of the time so far."""
 AHEAD, FAR_AHEAD = 6, 128
 """So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
@@ -329,16 +329,16 @@ def search(
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
     without any plan). From every best plan the search goes uphill."""
-    begin, best, wide = time.perf_counter(), state.best, False
+    begin, best, wide = time.perf_counter(), state.best, list(WIDELY_AFTER_S)
     while state.least_s < best.target():
         now, target_s = time.perf_counter(), best.target()
         if now > deadline or (best.found is None and now > until_any):
             return
         if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
             state.call(scope, deadline)
-        if not wide and best.found is not None and now > begin + WIDELY_AFTER_S:
+        if wide and best.found is not None and now > begin + wide[0]:
             climb.widely(state.open(), min(deadline, now + WIDELY_FOR * (now - begin)))
-            wide = True
+            wide.pop(0)
         state.feed()
         state.hear()
         node = state.heard[0][0] if state.heard else state.pop()
