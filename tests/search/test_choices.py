@@ -189,6 +189,19 @@ def test_too_many_ways_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert leaf.choices() is None
 
 
+def test_what_goes_on_too_slowly_is_given_up() -> None:
+    """At the pace of the first cases of those that were parted first, once a tenth of what is allowed was simulated."""
+    choices = Leaf(SHAPES[2], 1, ROOMY).choices()
+    assert choices is not None
+    actions = choices.shares.shape.actions
+    choices.most_actions = 1000 * actions
+    left = choices.open[0]
+    for simulated, cases, given_up in ((90, 10, False), (200, 10, True), (200, 2, False), (1001, 1, True)):
+        choices._begun, choices.simulated = (0, cases + (cases > 1)), simulated
+        choices.open = [tuple(np.repeat(each, cases, axis=0) for each in left)]
+        assert choices.too_many == given_up, (simulated, cases)
+
+
 def test_options_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage of many blocks has more options than a machine has memory for."""
     few, most = Leaf(("1f1b", 2, 1, 4), 0, ROOMY, blocks="bbbbb"), 0

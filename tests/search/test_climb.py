@@ -131,6 +131,27 @@ def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPa
     assert len(probed) < len(CANDIDATES)
 
 
+def test_steps_over_virtual_stages_get_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many virtual stages too many are not left one by one."""
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 64, (2,))
+    kind = [replace(start, virtual=virtual) for virtual in range(1, 65)]
+    best, probed = [math.inf], list[int]()
+
+    def improves(self: Climb, sketch: Sketch, deadline: float) -> bool:
+        self._probed.add(sketch.candidate)
+        probed.append(sketch.candidate.virtual)
+        step_s = abs(sketch.candidate.virtual - 20)
+        better = step_s < best[0]
+        best[0] = min(best[0], step_s)
+        return better
+
+    monkeypatch.setattr(climbing.Climb, "_improves", improves)
+    Climb(dict.fromkeys(kind, 1.0), cast(Any, None), Best(0.0, as_it_is)).go(start, math.inf)
+    assert probed[:6] == [64, 63, 61, 57, 49, 33]
+    assert best[0] == 0.0
+    assert len(probed) < 25
+
+
 class _Seen:
     """A prediction, as far as climbs look at it."""
 

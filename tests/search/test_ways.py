@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from planner.search.tables import pareto
 from planner.search.ways import _Joined, _Options
 
 
@@ -54,3 +55,16 @@ def test_options_that_go_with_nothing_are_left_out() -> None:
         [3] * int((option.blocks == 3).sum()) for option in options
     ]
     assert all((option.blocks == 3).any() for option in options)
+
+
+def test_rows_that_beat_each_other_nowhere_are_not_all_compared() -> None:
+    """What is left contains all that no other beats, and where some are beaten, nothing else."""
+    apart = np.column_stack([np.arange(100.0), np.arange(100.0)[::-1]])
+    assert list(pareto(apart, 5)) == list(range(100))
+    random = np.random.default_rng(0)
+    mixed = random.integers(0, 20, (400, 2)).astype(float)
+    exact = set(pareto(mixed).tolist())
+    assert set(pareto(mixed, 3).tolist()) == exact
+    few = np.concatenate([apart, apart[:4] + 0.5])
+    assert set(pareto(few).tolist()) == set(range(100))
+    assert set(pareto(few, 5).tolist()) >= set(range(100))
