@@ -22,8 +22,8 @@ from planner.search.nodes import Sketch
 WIDER, HALVINGS = 1.25, 5
 """Sums may be so many times the memory; where that is too much, so often half of the way between what is too much and what is
 not."""
-LASTS_S = 1.0
-"""Seconds at most."""
+LASTS_S, PART = 1.0, 0.25
+"""Seconds at most, and part of the time that is left."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Beyond:
 
     def go(self, deadline: float) -> None:
         """Candidates of the least bounds first, as long as they may be quicker than the best plan."""
-        until = min(deadline, time.perf_counter() + LASTS_S)
+        now = time.perf_counter()
+        until = now + min(LASTS_S, PART * (deadline - now))
         alone = [candidate for candidate in self.bounds if candidate.mesh.pipeline == 1]
         for candidate in sorted(alone, key=self.bounds.__getitem__):
             if self.bounds[candidate] >= self.best.target() or time.perf_counter() > until:

@@ -36,7 +36,7 @@ MANY = 400
 """So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
-WIDELY_AFTER_S, WIDELY_FOR = (2.5, 12.0), 0.5
+WIDELY_AFTER_S, WIDELY_FOR = (5.0, 12.0), 0.5
 """Seconds after which plans are sought in every mesh that is left, for this part of the time so far."""
 AHEAD, FAR_AHEAD = 6, 128
 """So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
