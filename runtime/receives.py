@@ -5,7 +5,7 @@ pass, or the weight part of one that is split): until then autograd may keep wha
 schedules with several stages a rank work through one list of actions, receives among them, so the list says how many
 micro-batches have a buffer at once, and in which order. Nothing else reads a buffer by then: what a stage passes on unchanged
 has arrived before its gradient comes back, and gradients that are sent on never share its memory
-(:class:`runtime.zero.ZeroStage`). Two stages of the same rank hand values to each other and need no buffers for them; the one
+(:class:`runtime.stage.ZeroStage`). Two stages of the same rank hand values to each other and need no buffers for them; the one
 that is handed an activation has to be done with the micro-batch before the other, in whose buffer it may lie.
 
 What a stage gets is a rule of a few numbers, so that a plan can say it too; it is raised where the list needs more.

@@ -13,7 +13,8 @@ from .block import blocks_of
 from .loop import Program, Trainer
 from .rehearsal_memory import StorageLog
 from .schedule import PlainRunner, Runner
-from .zero import ZeroStage, as_managed, parameter_groups
+from .stage import ZeroStage
+from .zero import as_managed, parameter_groups
 
 
 def watch_groups(program: Program, log: StorageLog) -> None:

@@ -13,7 +13,8 @@ from torch.distributed.pipelining import schedules
 from .dropout import DropoutStream
 from .receives import slots_in_order, slots_of_single
 from .sends import Sends, events_of, releases
-from .zero import BATCH, Microbatching, ZeroStage
+from .stage import BATCH, ZeroStage
+from .zero import Microbatching
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 Streams = Callable[[int], DropoutStream]

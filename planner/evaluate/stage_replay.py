@@ -237,7 +237,7 @@ class StageReplay:
             if self._differentiable(name):
                 flows.begin(name, self.sizes[name], received=True)
                 if whole and name in self.incoming and name not in readers:
-                    flows.copy(name)  # Accumulated first of all; a split pass copies in the end (runtime/zero.py, ``_apart``).
+                    flows.copy(name)  # Accumulated first of all; a split pass copies in the end (runtime/stage.py, ``_apart``).
         if self.is_last:
             link = self.chain[-1]
             for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True):

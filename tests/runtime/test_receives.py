@@ -13,7 +13,7 @@ from torch.distributed.pipelining import schedules as torchs
 from cost_models.receives import receive_slots
 from cost_models.schedules import actions, legal, rank_of_stage, stages_of_rank
 from runtime.receives import LAST, slots_in_order
-from runtime.zero import _apart
+from runtime.stage import _apart
 from tests.runtime.cases import gradient_error, receive_buffers
 from tests.runtime.group import ProcessPool
 from tests.runtime.toy_program import Toy

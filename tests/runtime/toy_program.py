@@ -22,7 +22,8 @@ from runtime.dropout import DropoutStream
 from runtime.loop import Program
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
-from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, ZeroStage, shard
+from runtime.stage import ZeroStage
+from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, shard
 
 VOCABULARY, WIDTH, HEADS, SEQUENCE, LAYERS = 51, 16, 4, 8, 4
 EMBEDDING, HEAD = "embedding", "head"

@@ -13,7 +13,8 @@ from runtime.loop import Program, train
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
 from runtime.settings import Settings, check_settings
-from runtime.zero import MASTER_DTYPE, ZeroStage, shard
+from runtime.stage import ZeroStage
+from runtime.zero import MASTER_DTYPE, shard
 
 PRECISION = "bf16"
 SEQUENCE = 16
