@@ -131,11 +131,25 @@ def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Clu
     memories = tuple(_measured(peak, cluster) for peak in peaks(plan, as_run(graph, cluster.chip)))
     return replace(
         prediction, peak_memory_bytes=max(memory.total for memory in memories),
-        warnings=(*prediction.warnings, *_short_of_cache(memories, prediction.memory_limit_bytes)),
+        warnings=(
+            *prediction.warnings, *_beyond_sums(prediction, memories),
+            *_short_of_cache(memories, prediction.memory_limit_bytes),
+        ),
         stages=tuple(
             replace(stage, memory=memories[plan.rank_of_stage(stage.index)]) for stage in prediction.stages
         ),
     )
+
+
+def _beyond_sums(prediction: Prediction, memories: Sequence[StageMemory]) -> list[str]:
+    """A warning where a plan fits by its replay, and not by the sums that a search holds plans to."""
+    limit_bytes, most = prediction.memory_limit_bytes, max(memory.total for memory in memories)
+    if prediction.fits or most > limit_bytes:
+        return []
+    return [
+        f"fits by its memory as replayed, {most / GIB:.2f} GiB of {limit_bytes / GIB:.2f}, not by the sums that the search "
+        f"holds plans to, {prediction.peak_memory_bytes / GIB:.2f}: a certificate is of plans whose sums fit"
+    ]
 
 
 def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int) -> list[str]:
