@@ -40,7 +40,7 @@ MOST_IN_VAIN = 12
 """After so many whole assignments that did not lower the target (they fit by the sums of memory, not by its replay), others are
 not told of any more: what they say of the bound is all that counts."""
 SURE, MOST_ACTIONS = 0.1, 4_000_000_000
-"""Actions times cases that are simulated at most."""
+"""Actions times cases that are simulated at most; after this part of them it is asked whether the pace will do."""
 AGAIN = 0.7
 """Where no more than this part of the ways is left, what that leaves to others is found out again."""
 FEW = 256
