@@ -203,8 +203,11 @@ class Shares:
         fullest = (self.loads(counts, ranks) - self.capacity_bytes[ranks]).argmax(axis=1)
         size = self.sizes[ranks, fullest]
         peaks, cost = self._columns[ranks][..., PEAK], self.cost_s[ranks]
-        # What the transients gain when the last block leaves a choice is an estimate.
-        alone = (counts == 1)[..., None] * (peaks[..., :, None] - peaks[..., None, :])
+        # What the transients gain when the last block leaves a choice is an estimate: that of its portion.
+        used = np.where(counts > 0, peaks, -np.inf)
+        others = np.where(np.eye(counts.shape[2], dtype=bool), -np.inf, used[..., None, :]).max(axis=3)
+        after = np.maximum(others[..., :, None], peaks[..., None, :])
+        alone = np.where((counts == 1)[..., None], used.max(axis=2)[..., None, None] - after, 0.0)
         saving = size[..., :, None] - size[..., None, :] + alone
         slower = np.isfinite(cost)[..., None, :] & (cost[..., None, :] > cost[..., :, None])
         smaller = (cost[..., None, :] == cost[..., :, None]) & (size[..., None, :] < size[..., :, None])
