@@ -121,3 +121,28 @@ def _every(polish: Polish, ways: list[list[Numbers]]) -> list[float]:
 def test_nothing_fits() -> None:
     task, _, _ = made(("interleaved-1f1b", 2, 3, 4), 0, 50)
     assert polishes(task) == []
+
+
+def test_a_peak_that_others_have_already_is_no_reason_to_keep_the_last_block_as_it_is() -> None:
+    """Recomputed blocks hold transiently what others keep: so does the first of them, and no other adds to that."""
+    candidate, request = Candidate(Mesh(data=2), 1, 1, "1f1b", 1, (2,)), Request(2, 4, "fp32")
+    costed = make_costed(make_graph("abbbbbbc"), 0, zeros=(0, 1), crossing=5)
+    blocks = dict(costed.blocks[0])
+    kept = {"none": (100, 10), "full": (10, 100)}
+    blocks["b"] = {
+        level: replace(
+            cost, saved_bytes=kept[level][0], forward_peak_bytes=kept[level][1], backward_peak_bytes=kept[level][1],
+            recompute_s=1000.0 * (level == "full"),  # All else is traded before.
+        )
+        for level, cost in blocks["b"].items()
+    }
+    chain = chains_of((replace(costed, blocks=(blocks,)),), candidate, request)[0]
+    roomy = Shares.of(chain, shape_of(candidate, make_cluster(2, 10_000)), (0, 8))
+    least = np.zeros(roomy.cost_s.shape, dtype=np.int64)
+    for at, portion in enumerate(roomy.portions[0]):
+        names = list(portion.table.names)
+        least[0, at, names.index("full") if portion.kind == 0 and portion.blocks > 1 else len(names) - 1] = portion.blocks
+    room = int(roomy.capacity_bytes.max() + roomy.excess(least, np.zeros(1, dtype=np.int64)).max())
+    tight = Shares.of(chain, shape_of(candidate, make_cluster(2, room)), (0, 8))
+    assert tight.excess(least, np.zeros(1, dtype=np.int64)).max() <= 0
+    assert tight.fill(late=False) is not None
