@@ -33,7 +33,7 @@ from planner.ir.plan import (
     StageMemory,
 )
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 EMITTED = "torch-eager"
 """The engine of emitted programs."""
 ON_THEIR_WAY = 2
@@ -147,8 +147,8 @@ def _beyond_sums(prediction: Prediction, memories: Sequence[StageMemory]) -> lis
     if prediction.fits or most > limit_bytes:
         return []
     return [
-        f"fits by its memory as replayed, {most / GIB:.2f} GiB of {limit_bytes / GIB:.2f}, not by the sums that the search "
-        f"holds plans to, {prediction.peak_memory_bytes / GIB:.2f}: a certificate is of plans whose sums fit"
+        f"fits by its memory as replayed, {most / MIB:,.1f} MiB of {limit_bytes / MIB:,.1f}, not by the sums that the search "
+        f"holds plans to, {prediction.peak_memory_bytes / MIB:,.1f}: a certificate is of plans whose sums fit"
     ]
 
 
