@@ -137,7 +137,9 @@ class Batches:
         batch = {entry.name: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
         for place, index in enumerate(self._own):
             self._fill(batch, place, step * self.total + index)
-        return {name: values.to(self.device) for name, values in batch.items()}
+        if self.device.type == "cuda":  # What is pinned is copied while the host goes on.
+            batch = {name: values.pin_memory() for name, values in batch.items()}
+        return {name: values.to(self.device, non_blocking=True) for name, values in batch.items()}
 
     def _fill(self, batch: Mapping[str, Tensor], place: int, index: int) -> None:
         """Each sample is gone before the next: those of a batch of images, and the batch, would be twice as much."""

@@ -18,7 +18,7 @@ from .dropout import DropoutStream
 from .errors import ProgramError
 from .initialize import Step, initialize
 from .launch import Options, World, check_outputs
-from .optimizer import LearningRate, LossScale, Optimizer, clip_factor, reduce_over_world, squared_norm
+from .optimizer import LearningRate, LossScale, Optimizer, Reading, clip_factor, squared_norm, sum_over_world
 from .parameters import Held, TiedParameter, held_by, require_gradients, zero_gradients
 from .schedule import Runner, Streams, run_step, split_batch
 from .state import StateBuffer, unchanging
@@ -86,6 +86,28 @@ class Trainer:
 
     def gradients(self) -> tuple[float, float]:
         """Forward and backward of the next step: (mean loss, gradient norm). Leaves gradients times the loss scale."""
+        loss, norm = Reading(self._passes()).wait()
+        return loss, norm
+
+    def step(self) -> tuple[float, float, float]:
+        """One step of training: (mean loss, gradient norm, learning rate)."""
+        found = self._passes()
+        if self.done == 0:
+            require_gradients(self.parameters)
+            self._dump()
+        reading = Reading(found)
+        rate = self._update(found[1])  # Launched while the backward pass runs: the device goes from one to the other.
+        zero_gradients(self.parameters)
+        loss, norm = reading.wait()
+        overflow = self.loss_scale.enabled and not math.isfinite(norm)
+        if overflow:
+            self.optimizer.take_back()
+        self.loss_scale.update(overflow)
+        self.done += 1
+        return loss, norm, rate
+
+    def _passes(self) -> Tensor:
+        """Forward and backward of the next step: mean loss and gradient norm, float64 on the device."""
         batch = self.batches.at(self.done)
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
@@ -93,23 +115,13 @@ class Trainer:
         sum_partial_gradients(self.parameters, self.world.tensor)
         self.tied.sum(self.parameters)
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
-        total, squared = reduce_over_world(local)
-        return total / max(float(weight), 1e-30), math.sqrt(squared) / self.loss_scale.value
+        total, squared = sum_over_world(local)
+        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value])
 
-    def step(self) -> tuple[float, float, float]:
-        """One step of training: (mean loss, gradient norm, learning rate)."""
-        loss, norm = self.gradients()
-        if self.done == 0:
-            require_gradients(self.parameters)
-            self._dump()
-        overflow = self.loss_scale.enabled and not math.isfinite(norm)
-        rate = self.optimizer.rate.at(self.done + 1)
-        if not overflow:
-            self.optimizer.step(self.done + 1, clip_factor(norm, self.options.clip) / self.loss_scale.value)
-        self.loss_scale.update(overflow)
-        zero_gradients(self.parameters)
-        self.done += 1
-        return loss, norm, rate
+    def _update(self, norm: Tensor) -> float:
+        """Clip and update; returns the learning rate."""
+        factor = clip_factor(norm, self.options.clip) / self.loss_scale.value
+        return self.optimizer.step(self.done + 1, factor, ~norm.isfinite() if self.loss_scale.enabled else None)
 
     def save(self) -> None:
         """Write a checkpoint of the steps done, where one was asked for."""

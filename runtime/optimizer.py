@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,20 +79,32 @@ class Optimizer:
         self._updates = 0
         self.state()  # Before any activation is made: the first step takes the memory that all others take.
 
-    def step(self, step: int, factor: float) -> float:
-        """Update with the gradients times ``factor``; returns the learning rate of this ``step`` (from 1)."""
+    def step(self, step: int, factor: Tensor, overflow: Tensor | None = None) -> float:
+        """Update with the gradients times ``factor``; returns the learning rate of this ``step`` (from 1). ``overflow``: one
+        where nothing is to change (then :meth:`take_back` says so to the count). Both are 0-dim and on the device: the host
+        launches the update before it knows them."""
         learning_rate = self.rate.at(step)
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         for held, shard in zip(self.parameters, self.shards, strict=True):
             shard.data, shard.grad = held.local, held.gradient
         gradients = [shard.grad for shard in self.shards if shard.grad is not None]
-        if factor != 1.0 and gradients:
-            torch._foreach_mul_(gradients, factor)
+        scale = None
+        if any(gradient.dtype == torch.float64 for gradient in gradients):
+            torch._foreach_mul_(gradients, factor)  # The kernel would take its factor in float32.
+        else:
+            scale = factor.reciprocal().float()
+        asked: Any = self.adamw  # As torch.amp's GradScaler asks.
+        asked.grad_scale, asked.found_inf = scale, None if overflow is None else overflow.float()
         self.adamw.step()
+        asked.grad_scale = asked.found_inf = None
         self._updates += 1
         self.adamw.zero_grad(set_to_none=True)
         return learning_rate
+
+    def take_back(self) -> None:
+        """The last update changed nothing."""
+        self._updates -= 1
 
     def state(self) -> dict[str, list[Tensor]]:
         """``exp_avg`` and ``exp_avg_sq`` aligned with :attr:`parameters`; zeros where no step was taken yet."""
@@ -125,18 +138,40 @@ def squared_norm(parameters: Sequence[Held], device: torch.device) -> Tensor:
     found = [(gradient, copies) for gradient, copies in gradients if gradient is not None and gradient.numel()]
     if not found:
         return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm([gradient for gradient, _ in found])
-    shares = torch.tensor([1 / copies for _, copies in found], dtype=torch.float64, device=device)
-    return torch.stack(norms).double().square().dot(shares)
+    norms = torch.stack(torch._foreach_norm([gradient for gradient, _ in found])).double()
+    of_copies: dict[int, list[int]] = {}
+    for index, (_, copies) in enumerate(found):
+        of_copies.setdefault(copies, []).append(index)
+    if len(of_copies) == 1:
+        return norms.square().sum() / found[0][1]
+    parts = [torch.stack([norms[index] for index in indices]).square().sum() / copies for copies, indices in of_copies.items()]
+    return torch.stack(parts).sum()
 
 
-def reduce_over_world(values: Sequence[Tensor]) -> list[float]:
-    """Sums of scalars over all ranks, in one all-reduce of float64."""
+def sum_over_world(values: Sequence[Tensor]) -> Tensor:
+    """Sums of scalars over all ranks, float64, in one all-reduce."""
     together = torch.stack([value.double() for value in values])
     dist.all_reduce(together)
-    return [float(value) for value in together.tolist()]
+    return together
 
 
-def clip_factor(norm: float, largest: float) -> float:
+class Reading:
+    """Numbers on their way to the host, which does not wait for what the device is given to do after them."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.to("cpu", non_blocking=True)
+        self._arrived: Any = None
+        if values.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> list[float]:
+        """The numbers."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [float(value) for value in self._values.tolist()]
+
+
+def clip_factor(norm: Tensor, largest: float) -> Tensor:
     """What gradients of ``norm`` are multiplied by to stay within ``largest`` (0: no limit); as torch has it."""
-    return min(1.0, largest / (norm + 1e-6)) if largest > 0 else 1.0
+    return (largest / (norm + 1e-6)).clamp(max=1.0) if largest > 0 else torch.ones_like(norm)

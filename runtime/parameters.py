@@ -31,7 +31,7 @@ class Held:
     @property
     def local(self) -> Tensor:
         """The elements on this rank; shares memory with the parameter."""
-        return local_of(self.parameter.detach())
+        return local_of(self.parameter).detach()
 
     @property
     def gradient(self) -> Tensor | None:
@@ -52,8 +52,11 @@ class Held:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """A DTensor's local part, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """A DTensor's local part, apart from any graph, or the tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():  # Otherwise a function of autograd is made, which takes the host as long as ten kernels.
+        return tensor.to_local()
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:

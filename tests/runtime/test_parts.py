@@ -139,9 +139,10 @@ def test_the_loss_scale_halves_on_overflow_and_grows_back() -> None:
 
 
 def test_clipping_is_torchs() -> None:
-    assert clip_factor(4.0, 1.0) == pytest.approx(1 / (4 + 1e-6))
-    assert clip_factor(0.5, 1.0) == 1.0
-    assert clip_factor(math.inf, 0.0) == 1.0
+    norms = {value: torch.tensor(value, dtype=torch.float64) for value in (4.0, 0.5, math.inf)}
+    assert float(clip_factor(norms[4.0], 1.0)) == pytest.approx(1 / (4 + 1e-6))
+    assert float(clip_factor(norms[0.5], 1.0)) == 1.0
+    assert float(clip_factor(norms[math.inf], 0.0)) == 1.0
 
 
 def test_stages_lie_round_robin_or_in_a_v() -> None:
@@ -202,7 +203,7 @@ def test_the_optimizer_has_its_state_before_the_first_step() -> None:
     assert len(optimizer.adamw.state) == 1
     for step in (1, 2, 3):
         block.weight.grad, plain.grad = torch.full((3, 2), 0.5 * step), torch.full((3, 2), 0.5 * step)
-        optimizer.step(step, 1.0)
+        optimizer.step(step, torch.ones(()))
         reference.step()
         torch.testing.assert_close(block.weight.detach(), plain.detach())
 
