@@ -87,23 +87,28 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
-def rehearse(train: Any, rank: int, *, every: bool = False, kernels: str = "cpu") -> dict[str, Any]:
+def rehearse(
+    train: Any, rank: int, *, every: bool = False, kernels: str = "cpu", capacity: int | None = None
+) -> dict[str, Any]:
     """What ``rank`` does in a step of the program whose ``train`` module is given. ``every``: run every micro-batch;
-    ``kernels``: whose, "cpu" or "cuda".
+    ``kernels``: whose, "cpu" or "cuda"; ``capacity``: bytes that torch's allocator can have of the device.
 
     ``{"rank", "stage", "collectives": [{"kind", "axis", "group", "bytes", "count"}], "memory_bytes": {category: bytes},
-    "streams_bytes", "reserved_bytes"}``. The last are of an accelerator: the most that each stream's storages take, each at its
-    own moment, and what torch's caching allocator reserves (:mod:`runtime.rehearsal_allocator`).
+    "streams_bytes", "reserved_bytes", "flushes"}``. The last are of an accelerator: the most that each stream's storages take,
+    each at its own moment, what torch's caching allocator reserves, and how often a step it has to give memory back for that
+    (:mod:`runtime.rehearsal_allocator`).
     """
-    (ledger,) = rehearse_ways(train, rank, (every,), kernels)
+    (ledger,) = rehearse_ways(train, rank, (every,), kernels, capacity)
     return ledger
 
 
-def rehearse_ways(train: Any, rank: int, ways: Sequence[bool], kernels: str = "cpu") -> list[dict[str, Any]]:
+def rehearse_ways(
+    train: Any, rank: int, ways: Sequence[bool], kernels: str = "cpu", capacity: int | None = None
+) -> list[dict[str, Any]]:
     """The same by one program, one step after another: by short steps, or (True) by every micro-batch."""
     dist.init_process_group("fake", rank=rank, world_size=math.prod(train.MESH.values()), store=FakeStore())
     try:
-        with Rehearsal(train, kernels) as rehearsal:
+        with Rehearsal(train, kernels, capacity) as rehearsal:
             steps = [(*rehearsal.step(every=every), *rehearsal.beside()) for every in ways]
             stage = rehearsal.trainer.world.pipeline_rank
     finally:
@@ -113,8 +118,9 @@ def rehearse_ways(train: Any, rank: int, ways: Sequence[bool], kernels: str = "c
         {
             "rank": rank, "stage": stage, "collectives": _rows(calls), "memory_bytes": memory,
             "streams_bytes": sum(memory.values()) + apart, "reserved_bytes": sum(memory.values()) + cached,
+            "flushes": flushes,
         }
-        for calls, memory, apart, cached in steps
+        for calls, memory, apart, cached, flushes in steps
     ]
 
 
@@ -128,10 +134,10 @@ def _rows(calls: Mapping[Call, int]) -> list[dict[str, Any]]:
 class Rehearsal(ExitStack):
     """A rank of a program on fake tensors, and what watches it. The process group is joined already."""
 
-    def __init__(self, train: Any, kernels: str) -> None:
+    def __init__(self, train: Any, kernels: str, capacity: int | None) -> None:
         super().__init__()
         self.train, self.traffic, self.log = train, Traffic(train.MESH), StorageLog()
-        self.kernels = kernels
+        self.kernels, self.capacity = kernels, capacity
         program: Program = train.build("cpu")
         try:
             self._begin(program)
@@ -175,10 +181,11 @@ class Rehearsal(ExitStack):
             return self._run(count)
         return calls, max(memory, key=lambda sizes: sum(sizes.values()))
 
-    def beside(self) -> tuple[int, int]:
-        """What the streams of the last step have held at most, and what torch's caching allocator keeps, beyond its peak."""
-        most = sum(self.log.peak().values())
-        return self.log.of_streams() - most, self.log.reserved() - most
+    def beside(self) -> tuple[int, int, int]:
+        """What the streams of the last step have held at most, and what torch's caching allocator keeps, beyond its peak; how
+        often a step makes it give memory back."""
+        most, kept = sum(self.log.peak().values()), self.log.reserved(self.capacity)
+        return self.log.of_streams() - most, kept.size_bytes - most, kept.flushes
 
     def _run(self, count: int) -> tuple[dict[Call, int], dict[str, int]]:
         """One step of ``count`` micro-batches."""
@@ -226,12 +233,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Record a step of this program on fake tensors.")
     parser.add_argument("--rank", type=int, action="append", required=True)
     parser.add_argument("--kernels", choices=("cpu", "cuda"), default="cpu", help="whose operations keep what they keep")
+    parser.add_argument("--capacity", type=int, help="bytes that torch's allocator can have of the device")
     parser.add_argument("--every-microbatch", action="store_true", help="run all of a step, however long")
     options = parser.parse_args(arguments)
     sys.path.insert(0, "")
     torch.set_num_threads(1)
     train = importlib.import_module("train")
-    ledgers = [rehearse(train, rank, every=options.every_microbatch, kernels=options.kernels) for rank in options.rank]
+    ledgers = [
+        rehearse(train, rank, every=options.every_microbatch, kernels=options.kernels, capacity=options.capacity)
+        for rank in options.rank
+    ]
     print(json.dumps({"ranks": ledgers}))
 
 

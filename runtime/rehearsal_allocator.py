@@ -7,14 +7,15 @@ The smallest free block that is large enough is taken, and cut where enough of i
 become one block. Blocks belong to the stream that was current when they were made and serve no other: what FSDP2 gathers and
 reduces is made in streams of its own (``_fsdp_collectives.py``).
 
-Segments are kept until the device has no more memory; how it is when they are given back then is not followed here. Not seen
-are what kernels take for themselves meanwhile (cuBLAS' workspaces among it) and what other libraries take from the device.
+Segments are kept until the device has no room for another one: then all that nothing lies in are given back
+(``release_cached_blocks``), which waits for the device and costs as much time as asking for them again. Not seen are what
+kernels take for themselves meanwhile (cuBLAS' workspaces among it) and what other libraries take from the device.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
@@ -36,11 +37,22 @@ class Block:
     after: Block | None = None
 
 
-class CachingAllocator:
-    """``reserved_bytes``: of all segments."""
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """``size_bytes``: the most of all segments together; ``flushes``: times a step that segments are given back for want of
+    room."""
 
-    def __init__(self) -> None:
-        self.reserved_bytes = 0
+    size_bytes: int
+    flushes: int
+
+
+class CachingAllocator:
+    """``reserved_bytes``: of all segments; ``flushes``: times that segments were given back, because there was no room for
+    another one within ``capacity`` bytes."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.reserved_bytes = self.flushes = self._made = 0
         self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}
 
     def take(self, size: int, stream: int) -> Block:
@@ -66,9 +78,22 @@ class CachingAllocator:
 
     def _segment(self, wanted: int, pool: tuple[int, bool]) -> Block:
         size = SMALL_SEGMENT if pool[1] else MEDIUM_SEGMENT if wanted < MEDIUM else _up(wanted, STEP)
-        block = Block(pool, self.reserved_bytes, size)
+        if self.capacity is not None and self.reserved_bytes + size > self.capacity:
+            self._flush()
+        block = Block(pool, self._made, size)
+        self._made += size
         self.reserved_bytes += size
         return block
+
+    def _flush(self) -> None:
+        """Give back every segment that is one free block."""
+        given = 0
+        for free in self._free.values():
+            whole = [item for item in free if item[2].before is item[2].after is None]
+            given += sum(size for size, _, _ in whole)
+            free[:] = [item for item in free if item not in whole]
+        self.reserved_bytes -= given
+        self.flushes += given > 0
 
     def _cut(self, block: Block, wanted: int) -> None:
         rest = Block(block.pool, block.address + wanted, block.size - wanted, before=block, after=block.after)
@@ -101,10 +126,29 @@ def _joined(one: Block, other: Block) -> Block:
 
 def reserved_bytes(events: Iterable[Event]) -> int:
     """What is reserved when these have happened, one after the other."""
-    allocator, held = CachingAllocator(), dict[int, Block]()
-    for storage, size, stream in events:
-        if storage in held:
-            allocator.give(held.pop(storage))
-        if size:
-            held[storage] = allocator.take(size, stream)
-    return allocator.reserved_bytes
+    return reserved(events, ()).size_bytes
+
+
+def reserved(before: Iterable[Event], step: Sequence[Event], capacity: int | None = None, steps: int = 1) -> Reserved:
+    """What is reserved at the most in the last of ``steps`` equal ones, after ``before``."""
+    allocator, held = CachingAllocator(capacity), dict[Hashable, Block]()
+    for storage, size, stream in before:
+        _happen(allocator, held, storage, size, stream)
+    lasting, most, flushes = set(held), allocator.reserved_bytes, 0
+    for turn in range(steps):
+        flushes, most = allocator.flushes, allocator.reserved_bytes
+        for storage, size, stream in step:
+            key: Hashable = storage if storage in lasting else (storage, turn)
+            _happen(allocator, held, key, size, stream)
+            most = max(most, allocator.reserved_bytes)
+            earlier = (storage, turn - 1)
+            if earlier in held:  # What a step leaves is let go of when the next has made its own.
+                allocator.give(held.pop(earlier))
+    return Reserved(most, allocator.flushes - flushes)
+
+
+def _happen(allocator: CachingAllocator, held: dict[Hashable, Block], storage: Hashable, size: int, stream: int) -> None:
+    if storage in held:
+        allocator.give(held.pop(storage))
+    if size:
+        held[storage] = allocator.take(size, stream)

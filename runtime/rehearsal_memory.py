@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .rehearsal_allocator import Event, reserved_bytes
+from .rehearsal_allocator import Event, Reserved, reserved
 
 _CPU = torch.device("cpu")
+_STEPS = 3
+"""After so many what the allocator reserves hardly changes."""
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -37,6 +39,7 @@ class StorageLog:
         self._marks: dict[str, list[int]] = {}  # by kind, how much had happened
         self._all: list[Event] = []  # since the log was made
         self._begun = 0  # of those, how many had happened by :meth:`begin`
+        self._first: int | None = None  # and how many by the first :meth:`begin`
         self._streams: dict[Any, int] = {}
 
     def see(self, tensor: Tensor) -> None:
@@ -73,6 +76,7 @@ class StorageLog:
         self._events.clear()
         self._marks.clear()
         self._begun = len(self._all)
+        self._first = self._begun if self._first is None else self._first
         self._held = {serial: self._sizes[serial] for serial, _ in self._live.values()}
 
     def mark(self, kind: str) -> None:
@@ -114,9 +118,16 @@ class StorageLog:
                 found.append(dict(now))
         return found
 
-    def reserved(self) -> int:
-        """What torch's caching allocator would have reserved by now on an accelerator."""
-        return reserved_bytes(self._all)
+    def reserved(self, capacity: int | None = None) -> Reserved:
+        """What torch's caching allocator would reserve on an accelerator that has so many bytes, if what happened since
+        :meth:`begin` were all steps: the pieces that a shorter one leaves serve a longer one, which no run of a program begins
+        with."""
+        first, begun = self._first or 0, self._begun
+        steps_before = self._all[first:begun]
+        own = {storage for storage, _, _ in steps_before} - {storage for storage, _, _ in self._all[:first]}
+        gone = own - {storage for storage, _, _ in self._all[begun:]} - self._held.keys()
+        before = (event for event in self._all[:begun] if event[0] not in gone)
+        return reserved(before, self._all[begun:], capacity, steps=_STEPS)
 
     def of_streams(self) -> int:
         """The most that each stream's storages took since :meth:`begin`, each at its own moment, added up."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from planner.bundle import Bundle
     from planner.ledger import RankLedger
 
-Kernels = Literal["cpu", "cuda"]
 _AGAIN = "emit it again with `shardwright emit`"
 _SIDES = ("plan.yaml", "plan.graph.json", "plan.cluster.yaml", "train.py", "runtime/rehearsal.py")
 
@@ -95,13 +94,15 @@ def _compare(program: Path, bundle: Bundle, ranks: Sequence[int]) -> Comparison:
     predicted = tuple(
         predict_rank(plan, bundle.graph, rank, memory) for rank, memory in zip(ranks, memories, strict=True)
     )
-    kernels: Kernels = "cpu" if bundle.cluster.chip.is_host else "cuda"
-    return Comparison(predicted, run(program, ranks, kernels), tuple(memory.reserve for memory in memories))
+    chip = bundle.cluster.chip
+    rehearsed = run(program, ranks, None if chip.is_host else chip.memory_bytes - max(memory.reserve for memory in memories))
+    return Comparison(predicted, rehearsed, tuple(memory.reserve for memory in memories))
 
 
-def run(program: Path, ranks: Sequence[int], kernels: Kernels) -> tuple[RankLedger, ...]:
+def run(program: Path, ranks: Sequence[int], capacity: int | None) -> tuple[RankLedger, ...]:
     """Rehearse ranks of a program with its own copy of the runtime, in as many processes as there are processors.
-    ``kernels``: whose, of those that keep more on a CPU.
+    ``capacity``: bytes of an accelerator that torch's allocator can have, whose kernels then keep what they keep; None: the
+    program runs on a CPU.
 
     Raises Disagreement where the program's step fails.
     """
@@ -111,7 +112,8 @@ def run(program: Path, ranks: Sequence[int], kernels: Kernels) -> tuple[RankLedg
     processes = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "runtime.rehearsal", f"--kernels={kernels}",
+                sys.executable, "-m", "runtime.rehearsal",
+                *(["--kernels=cpu"] if capacity is None else ["--kernels=cuda", f"--capacity={capacity}"]),
                 *(f"--rank={rank}" for rank in ranks[first::workers]),
             ],
             cwd=program, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -124,7 +126,7 @@ def run(program: Path, ranks: Sequence[int], kernels: Kernels) -> tuple[RankLedg
         if process.returncode:
             raise Disagreement(str(program), f"its step fails: {_cause(problem) or process.returncode}", _AGAIN)
         for item in json.loads(out.splitlines()[-1])["ranks"]:
-            found[item["rank"]] = _ledger(item, kernels)
+            found[item["rank"]] = _ledger(item, on_accelerator=capacity is not None)
     return tuple(found[rank] for rank in ranks)
 
 
@@ -134,20 +136,23 @@ def _cause(problem: str) -> str:
     return next((line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception)\b", line)), lines[-1] if lines else "")
 
 
-def _ledger(item: Mapping[str, Any], kernels: Kernels) -> RankLedger:
+def _ledger(item: Mapping[str, Any], *, on_accelerator: bool) -> RankLedger:
     """A rank's answer. On a host there is no caching allocator."""
     from planner.ledger import Call, RankLedger
 
     calls = {Call(row["kind"], row["axis"], row["group"], row["bytes"]): row["count"] for row in item["collectives"]}
     return RankLedger(
         item["rank"], item["stage"], calls, item["memory_bytes"], item["streams_bytes"],
-        item["reserved_bytes"] if kernels == "cuda" else None,
+        item["reserved_bytes"] if on_accelerator else None, item["flushes"] if on_accelerator else 0,
     )
 
 
 def _report(both: Comparison, *, agree: bool) -> dict[str, object]:
     """The contract's object, and what an accelerator's allocator reserves."""
-    ranks = [{**_rows(ledger), **_reserved(ledger.reserved_bytes)} for ledger in both.rehearsed]
+    ranks = [
+        {**_rows(done), **_reserved(done.reserved_bytes), **({} if done.reserved_bytes is None else {"flushes": done.flushes})}
+        for done in both.rehearsed
+    ]
     predicted = [
         {**_rows(said), "reserve_bytes": reserve, **_reserved(done.reserved_bytes and said.streams_bytes)}
         for said, done, reserve in zip(both.predicted, both.rehearsed, both.reserve_bytes, strict=True)

@@ -30,7 +30,7 @@ Calls = Counter[Call]
 class RankLedger:
     """What one rank does in a step: calls with their counts, and bytes by category at its peak. ``streams_bytes``: the most
     that each stream's storages take, each at its own moment, added up; ``reserved_bytes``: of torch's caching allocator,
-    where it was followed."""
+    where it was followed, and ``flushes``: how often it gives memory back."""
 
     rank: int
     stage: int
@@ -38,6 +38,7 @@ class RankLedger:
     memory_bytes: Mapping[str, int]
     streams_bytes: int
     reserved_bytes: int | None = None
+    flushes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

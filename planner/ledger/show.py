@@ -57,6 +57,8 @@ def _memory(said: RankLedger, done: RankLedger, reserve: int, apart: Collection[
     if done.reserved_bytes is not None:
         ratio = f"{said.streams_bytes / done.reserved_bytes:.4f}"
         table.add_row("reserved by torch's allocator", size(said.streams_bytes), size(done.reserved_bytes), ratio, "")
+        if done.flushes:
+            table.add_row("  times that it gives memory back", "", str(done.flushes), "", "")
     table.add_row("reserve (modelled)", size(reserve), "", "", "")
     table.caption = f"agreement: calls exactly; memory from 0 to {TOLERANCE:.0%} above what is allocated"
     return table

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from codegen import emit
 from planner.evaluate.replay import replay
 from planner.trace import load_model, trace_model
-from runtime.rehearsal_allocator import MIB, CachingAllocator, reserved_bytes
+from runtime.rehearsal_allocator import MIB, CachingAllocator, Reserved, reserved, reserved_bytes
+from runtime.rehearsal_memory import StorageLog
 from tests.matrix.build import Row, make_plan
 from tests.rehearse.server import Server
 
@@ -64,6 +66,39 @@ def test_free_neighbours_become_one(order: tuple[int, ...]) -> None:
     for at in order:
         allocator.give(parts[at])
     assert allocator.take(60 * MIB, 0).size == 60 * MIB and allocator.reserved_bytes == 60 * MIB
+
+
+def test_what_nothing_lies_in_is_given_back_where_there_is_no_room() -> None:
+    allocator = CachingAllocator(110 * MIB)
+    held, free = allocator.take(30 * MIB, 0), allocator.take(50 * MIB, 0)
+    allocator.give(free)
+    assert (allocator.take(20 * MIB, 1).size, allocator.reserved_bytes, allocator.flushes) == (20 * MIB, 100 * MIB, 0)
+    assert (allocator.take(60 * MIB, 0).size, allocator.reserved_bytes, allocator.flushes) == (60 * MIB, 110 * MIB, 1)
+    assert not held.free
+
+
+def test_a_device_that_is_nearly_full_gives_back_in_every_step() -> None:
+    """Two streams take turns at memory that there is once."""
+    step = [(0, 64 * MIB, 0), (0, 0, 0), (1, 64 * MIB, 1), (1, 0, 1)]
+    assert reserved([], step, 200 * MIB, steps=3) == Reserved(128 * MIB, 0)
+    assert reserved([], step, 100 * MIB, steps=3) == Reserved(64 * MIB, 2)
+    assert reserved([(2, 30 * MIB, 0)], step, 160 * MIB, steps=3) == Reserved(158 * MIB, 0)
+
+
+def test_what_a_step_leaves_is_let_go_of_in_the_next() -> None:
+    assert reserved([], [(0, 64 * MIB, 0)], steps=3) == Reserved(128 * MIB, 0)
+
+
+def test_shorter_steps_before_leave_no_pieces() -> None:
+    log = StorageLog()
+    parameter = torch.empty(32 * MIB, dtype=torch.uint8)
+    log.see(parameter)
+    for size in (48 * MIB, 64 * MIB):
+        log.begin()
+        value = torch.empty(size, dtype=torch.uint8)
+        log.see(value)
+        del value
+    assert log.reserved() == Reserved(96 * MIB, 0)
 
 
 @pytest.mark.slow
