@@ -42,7 +42,8 @@ class Chip:
     ``launch_s``: what starting one kernel costs; ``reserve_bytes``: context, communication buffers and allocator slack;
     ``training_dtype``: what a job computes in unless it says otherwise. ``attention_half_head``: head size whose softmax costs
     fused attention as much as its products (None: that of GPUs); ``attention_tile``: keys that causal attention computes at
-    once; ``hook_s``: what ZeRO's hooks add to one pass of one block where the host is the device (None: it is not);
+    once; ``hook_s``: what ZeRO's hooks add to one pass of one block, on the host (None: nobody measured it); ``host_s``: what
+    the host needs for one operation that it gives to the device (None where the host itself computes, or nobody measured it);
     ``functions``: seconds an element of operations that are bound by arithmetic (``gelu``, ``gelu_backward``...), where that
     can be more than their traffic.
     """
@@ -62,14 +63,15 @@ class Chip:
     attention_half_head: float | None = None
     attention_tile: int = 1
     hook_s: float | None = None
+    host_s: float | None = None
     functions: Mapping[str, float] = field(default_factory=dict)
     attention_portable: float = 1.0
     memory_irregular: float = 1.0
 
     @property
     def is_host(self) -> bool:
-        """Whether the host itself computes, by torch's CPU kernels."""
-        return self.hook_s is not None
+        """Whether the host itself computes, by torch's CPU kernels; then hooks take from its time."""
+        return self.hook_s is not None and self.host_s is None
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s of ``dtype``; a dtype that the chip has no rate for raises :class:`ProfileFormatError`."""

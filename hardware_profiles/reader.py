@@ -24,7 +24,7 @@ _DIMENSIONS = {
     "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
     "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "send": "ratio",
     "functions": "s/element",
-    "attention_half_head": "elements", "attention_tile": "elements", "hook": "s",
+    "attention_half_head": "elements", "attention_tile": "elements", "hook": "s", "host": "s",
 }  # fmt: skip
 _SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "memory_irregular",
            "efficiency"}  # fmt: skip
@@ -200,6 +200,7 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
         attention_half_head=si.get("chip.attention_half_head"),
         attention_tile=round(si.get("chip.attention_tile", 1)),
         hook_s=si.get("chip.hook"),
+        host_s=si.get("chip.host"),
         functions={name: si[f"chip.functions.{name}"] for name in document.chip.functions},
         attention_portable=si.get("chip.attention_portable", 1.0),
         memory_irregular=si.get("chip.memory_irregular", 1.0),

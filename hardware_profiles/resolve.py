@@ -143,6 +143,8 @@ def _seldom_given(chip: Chip, quantity: Callable[[str, float, str], dict[str, ob
         numbers["memory_irregular"] = quantity("chip.memory_irregular", chip.memory_irregular, "ratio")
     if chip.hook_s is not None:
         numbers["hook"] = quantity("chip.hook", chip.hook_s, "s")
+    if chip.host_s is not None:
+        numbers["host"] = quantity("chip.host", chip.host_s, "s")
     if chip.functions:
         numbers["functions"] = {
             name: quantity(f"chip.functions.{name}", seconds, "s/element") for name, seconds in chip.functions.items()

@@ -52,6 +52,7 @@ class ChipDocument(_Strict):
     attention_half_head: Quantity | None = None
     attention_tile: Quantity | None = None
     hook: Quantity | None = None
+    host: Quantity | None = None
     functions: dict[str, Quantity] = {}
 
 

@@ -1,4 +1,5 @@
-"""Timing one call. On a CPU a thread's own seconds count, which no other process of the machine adds to; on CUDA, events."""
+"""Timing one call. On a CPU a thread's own seconds count, which no other process of the machine adds to; on CUDA, events, or
+the wall clock where the host's own seconds are asked for."""
 
 from __future__ import annotations
 
@@ -39,10 +40,48 @@ def _cuda_s(call: Call, count: int) -> float:
     """The device sleeps until the host has launched most calls: what is timed are kernels one after another, not the host."""
     import torch
 
-    make: Callable[..., Any] = torch.cuda.Event
-    start, end = make(enable_timing=True), make(enable_timing=True)
     torch.cuda.synchronize()
     torch.cuda._sleep(min(count, _QUEUED) * _LAUNCH_CYCLES)  # type: ignore[no-untyped-call]
+    return _cuda_busy_s(call, count)
+
+
+def host_s(call: Call, settings: Settings) -> float:
+    """Seconds in which the host launches one call's kernels, of which the device's queue must hold all: the median."""
+    import torch
+
+    found = []
+    for _ in range(2 * settings.passes + 1):
+        torch.cuda.synchronize()
+        found.append(_wall_s(call, 1))
+    torch.cuda.synchronize()
+    return statistics.median(found[1:])
+
+
+def burst_s(call: Call, settings: Settings) -> float:
+    """Seconds of one call on CUDA after a rest: the least of ``passes``."""
+    _cuda_s(call, 1)
+    found = []
+    for _ in range(settings.passes):
+        time.sleep(settings.rest_s)
+        found.append(_cuda_s(call, 1))
+    return min(found)
+
+
+def sustained_s(call: Call, settings: Settings) -> float:
+    """Seconds of one call on CUDA after ``sustained_s`` of nothing else."""
+    _cuda_s(call, 1)
+    before = max(1, round(settings.sustained_s / _cuda_s(call, 1)))
+    for _ in range(before):
+        call()
+    return _cuda_busy_s(call, max(1, before // 4))
+
+
+def _cuda_busy_s(call: Call, count: int) -> float:
+    """As :func:`_cuda_s`, without a rest before."""
+    import torch
+
+    make: Callable[..., Any] = torch.cuda.Event
+    start, end = make(enable_timing=True), make(enable_timing=True)
     start.record()
     for _ in range(count):
         call()

@@ -13,7 +13,9 @@ from .fits import (
     LinkFit,
     ProductFit,
     StreamFit,
+    block_products_s,
     fit_attention,
+    fit_clock,
     fit_function,
     fit_irregular,
     fit_link,
@@ -23,6 +25,8 @@ from .fits import (
 from .settings import Machine, Measurement, Observation
 
 _DIGITS = 4
+BLOCK_OPERATIONS = 14 + 18
+"""Of a :class:`hardware_profiles.measure.block.Block`, forward and backward, as the planner counts operations of a graph."""
 
 
 def profile_text(measurement: Measurement, name: str) -> str:
@@ -77,6 +81,7 @@ def _chip(measurement: Measurement, note: _Note, launch_s: float) -> dict[str, A
     first = next(iter(curves.values()))
     attention = fit_attention(measurement.of("attention", "attention_backward"), first.best_flops_s)
     stream = fit_stream(measurement.of("stream"), launch_s)
+    clock = _clock(measurement, first, attention)
     share = "" if machine.device == "cuda" else ", its share of the cores"
     chip: dict[str, Any] = {
         "name": machine.chip,
@@ -86,8 +91,8 @@ def _chip(measurement: Measurement, note: _Note, launch_s: float) -> dict[str, A
         "training_dtype": machine.training_dtype,
         "peak": {dtype: note(fit.best_flops_s / 1e12, "TFLOP/s", f"quickest product, or what the curve tends to{share}")
                  for dtype, fit in curves.items()},
-        "gemm": {dtype: _curve(fit, note, len(products[dtype])) for dtype, fit in curves.items()},
-        **_attention(attention, note), **_stream(stream, note), **_irregular(measurement, stream, note),
+        "gemm": {dtype: _curve(fit, note, len(products[dtype]), clock) for dtype, fit in curves.items()},
+        **_attention(attention, note, clock), **_stream(stream, note), **_irregular(measurement, stream, note),
         "launch": note(launch_s * 1e6, "us", "mean of 100 kernels of 64 elements, half of them in a backward pass"
                        if machine.device == "cpu" else "mean of 100 kernels of a captured graph"),
         "reserve": note(machine.reserve_bytes / 2**20, "MiB", "resident set of a process that has joined its group"
@@ -96,6 +101,9 @@ def _chip(measurement: Measurement, note: _Note, launch_s: float) -> dict[str, A
     if measurement.of("hook"):
         how = "a pass of a block of 12 parameters with FSDP2, less one without"
         chip["hook"] = note(_only(measurement, "hook") * 1e6, "us", how)
+    if measurement.of("host"):
+        how = f"forward and backward of a transformer block of small tensors, {BLOCK_OPERATIONS} operations"
+        chip["host"] = note(_only(measurement, "host") / BLOCK_OPERATIONS * 1e6, "us", how)
     functions = _functions(measurement, note)
     return {**chip, "functions": functions} if functions else chip
 
@@ -107,18 +115,33 @@ def _by_dtype(measurement: Measurement) -> dict[str, list[Observation]]:
     return found
 
 
-def _curve(fit: ProductFit, note: _Note, count: int) -> dict[str, object]:
+def _clock(measurement: Measurement, products: ProductFit, attention: AttentionFit) -> float:
+    """What products keep of their rates where the chip has no rest; 1 where that was not measured."""
+    sustained = measurement.of("sustained")
+    if not sustained:
+        return 1.0
+    products_s = block_products_s(sustained[0].probe.sizes, products, attention)
+    return fit_clock(_only(measurement, "burst"), sustained[0].seconds, products_s)
+
+
+def _kept(clock: float) -> str:
+    return "" if clock == 1 else f", times {clock:.3f}: what products keep of it in a block's passes that go on without a rest"
+
+
+def _curve(fit: ProductFit, note: _Note, count: int, clock: float) -> dict[str, object]:
     how = f"{count} shapes, forward and both gradients, within {fit.error:.1%} on average"
     return {
-        "maximum": note(fit.maximum, "ratio", how), "half_work": note(fit.half_work_flops / 1e9, "GFLOP", how),
+        "maximum": note(fit.maximum * clock, "ratio", how + _kept(clock)),
+        "half_work": note(fit.half_work_flops / 1e9, "GFLOP", how),
         "half_dim": note(fit.half_dim, "elements", how), "tile": note(fit.tile, "elements", how),
     }
 
 
-def _attention(fit: AttentionFit, note: _Note) -> dict[str, object]:
+def _attention(fit: AttentionFit, note: _Note, clock: float) -> dict[str, object]:
     how = f"causal scaled_dot_product_attention, heads of 128, within {fit.error:.1%} on average"
     return {
-        "attention_forward": note(fit.forward, "ratio", how), "attention_backward": note(fit.backward, "ratio", how),
+        "attention_forward": note(fit.forward * clock, "ratio", how + _kept(clock)),
+        "attention_backward": note(fit.backward * clock, "ratio", how + _kept(clock)),
         "attention_half_head": note(fit.half_head, "elements", how), "attention_tile": note(fit.tile, "elements", how),
     }
 

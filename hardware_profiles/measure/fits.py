@@ -11,7 +11,7 @@ from statistics import geometric_mean
 import numpy
 from numpy.typing import NDArray
 
-from .settings import Observation, Subject
+from .settings import Observation, Probe, Subject
 
 _TILES = (1, 4, 8, 16, 32, 64, 128, 256)
 _ATTENTION_TILES = (1, 32, 64, 128, 256, 512)
@@ -168,6 +168,30 @@ def fit_irregular(observations: Sequence[Observation], stream: StreamFit) -> flo
     item = observations[0]
     rate = _IRREGULAR_TENSORS * _BYTES[item.probe.dtype] * item.probe.sizes[0] / item.seconds
     return min(1.0, rate / (stream.best_bytes_s * stream.efficiency))
+
+
+def block_products_s(sizes: Sequence[int], products: ProductFit, attention: AttentionFit) -> float:
+    """Seconds that the products of a block's passes and its attention take by their fits. ``sizes``: of a ``burst`` probe."""
+    batch, tokens, hidden, heads, inner = sizes
+    rows, rate = batch * tokens, products.best_flops_s * products.maximum
+    seconds = 0.0
+    for n, k in ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)):
+        seconds += 3 * (2.0 * rows * n * k * (1 + products.half_dim / min(rows, n, k)) + products.half_work_flops) / rate
+    head = hidden // heads
+    small = (1 + attention.half_head / head) / (1 + attention.half_head / REFERENCE_HEAD)
+    subjects: tuple[tuple[Subject, float], ...] = (
+        ("attention", attention.forward), ("attention_backward", attention.backward)
+    )
+    for subject, share in subjects:
+        probe = Probe(subject, (batch, heads, tokens, head, 1))
+        seconds += attention_flops(Observation(probe, 0.0), attention.tile) * small / (share * products.best_flops_s)
+    return seconds
+
+
+def fit_clock(burst_s: float, sustained_s: float, products_s: float) -> float:
+    """Share of their short calls' rates that products keep where a chip has no rest: ``products_s`` of ``burst_s`` are theirs,
+    and what ``sustained_s`` is more is too (what memory bounds keeps its rate)."""
+    return min(1.0, products_s / max(products_s + sustained_s - burst_s, 1e-9))
 
 
 def fit_function(observations: Sequence[Observation]) -> float:

@@ -192,7 +192,7 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def hooks(mesh: Any) -> tuple[Call, Call, int]:
+def hooks(mesh: Any, device: torch.device) -> tuple[Call, Call, int]:
     """(wrapped, plain, passes): forward and backward of blocks of many small parameters, with FSDP2's hooks and without."""
     from torch import nn
     from torch.distributed.fsdp import fully_shard
@@ -200,7 +200,7 @@ def hooks(mesh: Any) -> tuple[Call, Call, int]:
     class Small(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weights = nn.ParameterList([nn.Parameter(torch.ones(64)) for _ in range(_PARAMETERS)])
+            self.weights = nn.ParameterList([nn.Parameter(torch.ones(64, device=device)) for _ in range(_PARAMETERS)])
 
         def forward(self, x: Tensor) -> Tensor:
             for weight in self.weights:
@@ -217,7 +217,7 @@ def hooks(mesh: Any) -> tuple[Call, Call, int]:
             for module in (stage, *blocks):
                 module.set_requires_gradient_sync(False)  # type: ignore[operator]
                 module.set_reshard_after_backward(False)  # type: ignore[operator]
-        x = torch.ones(64)
+        x = torch.ones(64, device=device)
 
         def call() -> None:
             stage(x).sum().backward()

@@ -7,8 +7,8 @@ from typing import Literal
 
 DeviceKind = Literal["cpu", "cuda"]
 Subject = Literal[
-    "gemm", "attention", "attention_backward", "stream", "irregular", "function", "launch", "hook", "all_reduce", "all_gather",
-    "reduce_scatter", "all_to_all", "send",
+    "gemm", "attention", "attention_backward", "stream", "irregular", "function", "launch", "hook", "host", "burst",
+    "sustained", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send",
 ]  # fmt: skip
 
 
@@ -45,6 +45,16 @@ class Settings:
         return 2e-3 if self.quick else 6e-3
 
     @property
+    def rest_s(self) -> float:
+        """Seconds for which a chip rests before a burst."""
+        return 0.1 if self.quick else 0.3
+
+    @property
+    def sustained_s(self) -> float:
+        """Seconds that a chip works without rest before what it does then is timed: it lowers its clock within one."""
+        return 0.5 if self.quick else 1.5
+
+    @property
     def exchange_s(self) -> float:
         """Seconds that one repeat of a collective lasts at least: longer than a time slice of the system's scheduler."""
         return 0.01 if self.quick else 0.02
@@ -60,8 +70,9 @@ class Probe:
 
     ``gemm``: m, n, k; ``attention``: batch, heads, queries = keys, head size, 1 where causal; ``stream``: elements of one
     tensor of three (x + y into a new one); ``irregular``: elements of a tensor of two (one of which the dims lie in another
-    order, times a table); ``function``: elements; ``launch``, ``hook``: none; collectives: bytes of the
-    input tensor on one rank, ranks of a group.
+    order, times a table); ``function``: elements; ``launch``, ``hook``, ``host``: none; ``burst``, ``sustained``: of a
+    transformer block (batch, tokens, hidden, heads, inner); collectives: bytes of the input tensor on one rank, ranks of a
+    group.
     """
 
     subject: Subject

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .clock import call_s, exchange_s
+from .clock import burst_s, call_s, exchange_s, host_s, sustained_s
 from .settings import Probe, Settings
 
 Message = tuple[str, Any]
@@ -99,7 +99,9 @@ def _probe_s(
         call = prepare_exchange(probe, groups[probe.sizes[1]], device)
         return exchange_s(call, settings, agree) / (2 if probe.subject == "send" else 1)
     if probe.subject == "hook":
-        return _hook_s(settings)
+        return _hook_s(settings, device)
+    if probe.subject in ("host", "burst", "sustained"):
+        return _block_s(probe, settings, device)
     call, parts = prepare(probe, device)
     return call_s(call, settings) / parts
 
@@ -108,15 +110,25 @@ def _exchanges(probe: Probe) -> bool:
     return probe.subject in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
-def _hook_s(settings: Settings) -> float:
-    """What a wrapped block's pass takes beside its kernels."""
+def _block_s(probe: Probe, settings: Settings, device: Any) -> float:
+    """``host``: of one block's passes, on the host; else one block's passes on the device."""
+    from .block import SMALL_BLOCK, SMALL_BLOCKS, passes
+
+    if probe.subject == "host":
+        return host_s(passes(SMALL_BLOCK, SMALL_BLOCKS, device), settings) / SMALL_BLOCKS
+    return (burst_s if probe.subject == "burst" else sustained_s)(passes(probe.sizes, 1, device), settings)
+
+
+def _hook_s(settings: Settings, device: Any) -> float:
+    """What a wrapped block's pass takes beside its kernels; on CUDA: of the host."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from .kernels import hooks
 
     ranks = [[rank] for rank in range(settings.ranks)]
-    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("rank", "alone"))["alone"]
-    wrapped, plain, passes = hooks(mesh)
-    return max(0.0, call_s(wrapped, settings) - call_s(plain, settings)) / passes
+    mesh = DeviceMesh(device.type, ranks, mesh_dim_names=("rank", "alone"))["alone"]
+    wrapped, plain, passes = hooks(mesh, device)
+    once = host_s if device.type == "cuda" else call_s
+    return max(0.0, once(wrapped, settings) - once(plain, settings)) / passes
 
 

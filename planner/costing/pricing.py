@@ -58,15 +58,24 @@ class Pricing:
         return self._known[key]
 
     def host_seconds(self, operations: Iterable[Operation], collectives: tuple[int, int] = (0, 0)) -> tuple[float, float]:
-        """What the host needs for forward and for backward, which a block cannot undercut. ``collectives``: of either. Where
-        the host is the device (its profile has ``hook``), kernels are timed with what they need of it."""
-        if not self.engine.host_s or self.cluster.chip.is_host:
+        """What the host needs for forward and for backward, which a block cannot undercut. ``collectives``: of either. The
+        machine's own number comes before the engine's, which was fitted to others. Where the host is the device, kernels are
+        timed with what they need of it."""
+        chip = self.cluster.chip
+        if not self.engine.host_s or chip.is_host:
             return 0.0, 0.0
+        each = self.engine.host_s if chip.host_s is None else chip.host_s
         forward, backward = map(float, collectives)
         for operation in operations:
             forward += self._launches(operation.forward)
             backward += self._launches(operation.to_input) + self._launches(operation.to_weight)
-        return forward * self.engine.host_s, backward * self.engine.host_s
+        return forward * each, backward * each
+
+    @property
+    def hook_s(self) -> float:
+        """What the host does besides in each pass of a block that ZeRO manages, where it runs ahead of the device."""
+        chip = self.cluster.chip
+        return chip.hook_s or 0.0 if self.engine.host_s and not chip.is_host else 0.0
 
     def _launches(self, done: Work) -> float:
         if done.kind == "free":

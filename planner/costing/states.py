@@ -62,7 +62,8 @@ def cost_state(
     copied = engine.reduce_copies * (2 if mesh.data > 1 else 1) if group == 1 else 0.0
     passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, copied, accumulates=accumulates)
     update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
-    hook_s = cluster.chip.hook_s or 0.0 if parameter_elements else 0.0
+    chip = cluster.chip
+    hook_s = chip.hook_s or 0.0 if parameter_elements and chip.is_host else 0.0
     return StateCost(
         parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
         optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,

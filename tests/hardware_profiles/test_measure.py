@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hardware_profiles import describe, resolve_cluster
+from hardware_profiles import cluster_from_yaml, cluster_to_yaml, describe, resolve_cluster
 from hardware_profiles.measure import Machine, Measurement, Observation, Probe, Settings
 from hardware_profiles.measure.document import profile_text
-from hardware_profiles.measure.fits import attention_flops, fit_attention, fit_link, fit_products, fit_stream, non_negative
+from hardware_profiles.measure.fits import (
+    attention_flops,
+    block_products_s,
+    fit_attention,
+    fit_link,
+    fit_products,
+    fit_stream,
+    non_negative,
+)
 from hardware_profiles.measure.probes import compute_probes, exchange_probes
 
 CPU, CUDA = Settings(4, "cpu"), Settings(8, "cuda")
-RATE, HALF_DIM, START_S, IRREGULAR = 90e9, 12.0, 3e-6, 0.3
+RATE, HALF_DIM, START_S, IRREGULAR, SLOWER_S = 90e9, 12.0, 3e-6, 0.3, 20.0
 BYTES_S, LATENCY_S, CALL_S = 2e9, 40e-6, 25e-6
 
 
@@ -34,6 +43,10 @@ def seconds_of(probe: Probe) -> float:
         return START_S + 0.5e-9 * probe.sizes[0]
     if probe.subject in ("launch", "hook"):
         return START_S
+    if probe.subject == "host":
+        return 32 * START_S
+    if probe.subject in ("burst", "sustained"):
+        return 1.0 if probe.subject == "burst" else 1.0 + SLOWER_S
     size, ranks = probe.sizes
     hops, wire = {
         "all_reduce": (2 * (ranks - 1), 2 * (ranks - 1) / ranks * size),
@@ -100,6 +113,44 @@ def test_kernels_that_read_views_are_a_gpus_own_number(tmp_path: Path) -> None:
     for settings, share in ((CUDA, IRREGULAR), (CPU, 1.0)):
         path.write_text(profile_text(measured(settings), "machine"), encoding="utf-8")
         assert resolve_cluster(str(path)).chip.memory_irregular == pytest.approx(share, rel=1e-2)
+
+
+def test_a_gpus_products_are_those_of_a_chip_without_a_rest(tmp_path: Path) -> None:
+    """What a block takes longer when it goes on is its products', in all dtypes and in attention alike."""
+    path = tmp_path / "machine.yaml"
+    whole = measured(CUDA)
+    sizes = whole.of("sustained")[0].probe.sizes
+    chips = {}
+    for slower_s in (SLOWER_S, 0.0, -0.5):
+        items = tuple(
+            replace(item, seconds=1.0 + slower_s) if item.probe.subject == "sustained" else item for item in whole.observations
+        )
+        path.write_text(profile_text(replace(whole, observations=items), "machine"), encoding="utf-8")
+        chips[slower_s] = resolve_cluster(str(path)).chip
+    rested, worked = chips[0.0], chips[SLOWER_S]
+    assert chips[-0.5] == rested
+    products = fit_products([item for item in whole.of("gemm") if item.probe.dtype == "bfloat16"], START_S)
+    attention = fit_attention(whole.of("attention", "attention_backward"), products.best_flops_s)
+    batch, tokens, hidden, _, inner = sizes
+    flops = 6.0 * batch * tokens * hidden * (4 * hidden + 2 * inner)
+    products_s = block_products_s(sizes, products, attention)
+    assert flops / RATE < products_s < 1.2 * flops / RATE
+    clock = products_s / (products_s + SLOWER_S)
+    for dtype, curve in rested.gemm.items():
+        assert worked.gemm[dtype].maximum == pytest.approx(curve.maximum * clock, rel=1e-3)
+    assert worked.attention_backward == pytest.approx(rested.attention_backward * clock, rel=1e-3)
+    assert (worked.peak_flops, worked.memory_efficiency) == (rested.peak_flops, rested.memory_efficiency)
+
+
+def test_a_gpus_host_is_a_number_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    for settings, host_s in ((CUDA, START_S), (CPU, None)):
+        path.write_text(profile_text(measured(settings), "machine"), encoding="utf-8")
+        chip = resolve_cluster(str(path)).chip
+        assert chip.host_s == (None if host_s is None else pytest.approx(host_s))
+        assert chip.hook_s == pytest.approx(START_S)
+        assert chip.is_host == (settings is CPU)
+        assert cluster_from_yaml(cluster_to_yaml(resolve_cluster(str(path)))).chip == chip
 
 
 def test_products_in_whole_tiles_are_recognised() -> None:
