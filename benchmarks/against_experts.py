@@ -4,8 +4,9 @@
 
 Every fully configured run of the packaged tables is a configuration of a job (model, cluster, batch, sequence, precision).
 Every configuration is evaluated as it is, every job is planned freely once, all for the engine that programs are emitted for,
-at the same precision, memory replayed as `plan` does it: what is compared is the decisions. Runs over context or expert
-parallelism are left out, because programs cannot be emitted with them. ``results/against_experts.json`` beside this file is
+at the same precision, memory replayed as `plan` does it: what is compared is the decisions. Runs with experts are left out:
+their model is no file that could be planned. Programs cannot be emitted with context parallelism, so no plan has it; runs that
+have are compared all the same. ``results/against_experts.json`` beside this file is
 written job by job (``--resume`` keeps what it has), ``results/against_experts.md`` at the end.
 """
 
@@ -24,14 +25,16 @@ from statistics import median
 from hardware_profiles import Cluster
 from planner.commands.validate import DATA, RUNS
 from planner.evaluate import evaluate_plan
+from planner.evaluate.step import DTYPES
 from planner.fitting import fitted
 from planner.ir.errors import ShardwrightError
-from planner.ir.graph import ModelGraph
 from planner.ir.plan import Mesh, Plan, Prediction
+from planner.ir.repeat import repeat_blocks
 from planner.search import Request
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.engine import ENGINE
-from planner.validate.prepare import PreparedRow, prepare_rows
+from planner.validate.jobs import ModelShape, RowJob
+from planner.validate.prepare import TRACED_LAYERS, PreparedRow, prepare_rows, trace_shape
 from planner.validate.rows import Row, read_rows
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,10 +95,10 @@ def main() -> None:
     rows = [row for name in RUNS for row in read_rows(DATA / name) if row.configured and options.families in row.family]
     least, most = options.devices
     rows = [row for row in rows if least <= (row.devices or 0) <= most]
-    emitted = [row for row in rows if row.context == row.expert == 1 and not row.experts]
+    dense = [row for row in rows if row.expert == 1 and not row.experts]
     compared = _read(RESULTS / "against_experts.json") if options.resume else []
     known = {item.rows for item in compared}
-    prepared = prepare_rows(emitted)
+    prepared = prepare_rows(dense)
     jobs = list(_jobs(prepared.rows))[: options.jobs]
     for done, configurations in enumerate(jobs, start=1):
         if tuple(item.row.row_id for item in configurations) in known:
@@ -106,7 +109,7 @@ def main() -> None:
             longer = compare(configurations, LONGER * options.time_limit)
             compared[-1] = replace(longer, quickly_s=compared[-1].step_s)
         _write(compared)
-    text = _table(compared, rows, emitted, [(item.row.row_id, item.why) for item in prepared.skipped])
+    text = _table(compared, rows, dense, [(item.row.row_id, item.why) for item in prepared.skipped])
     (RESULTS / "against_experts.md").write_text(text)
     print(text)
 
@@ -126,7 +129,7 @@ def _jobs(rows: Iterable[PreparedRow]) -> Iterator[list[PreparedRow]]:
     jobs: dict[tuple[object, ...], list[PreparedRow]] = {}
     for item in rows:
         job = item.job
-        key = (job.shape, job.layers, job.cluster.fingerprint, job.batch.total, job.sequence, job.precision)
+        key = (_whole(item.job), job.layers, job.cluster.fingerprint, job.batch.total, job.sequence, job.precision)
         jobs.setdefault(key, []).append(item)
     engines: dict[str, list[list[PreparedRow]]] = {}
     for configurations in sorted(jobs.values(), key=lambda members: members[0].job.mesh.devices):
@@ -137,14 +140,21 @@ def _jobs(rows: Iterable[PreparedRow]) -> Iterator[list[PreparedRow]]:
                 yield members[turn]
 
 
+def _whole(job: RowJob) -> ModelShape:
+    """What is traced where every rank has whole samples."""
+    return replace(job.shape, sequence=job.sequence)
+
+
 def compare(configurations: Sequence[PreparedRow], time_limit_s: float) -> Comparison:
     """A job's published configurations against the plan found freely."""
     first = configurations[0]
-    graph, job = first.counted.graph, first.job
+    job = first.job
+    dtype = DTYPES[job.precision]
+    graph = repeat_blocks(trace_shape(_whole(job), TRACED_LAYERS, dtype).on_accelerator, job.layers)
     cluster = _filled(job.cluster, job.mesh.devices)
     request = Request(job.batch.total, job.sequence, job.precision, time_limit_s=time_limit_s)
     searched = {shape for candidate in enumerate_candidates(graph, cluster, request) for shape in _shapes(candidate)}
-    published = tuple(_published(item, graph, cluster, searched) for item in configurations)
+    published = tuple(_published(item, cluster, searched) for item in configurations)
     begin, why = time.perf_counter(), ""
     try:
         result = fitted(graph, cluster, request)
@@ -180,15 +190,16 @@ def _shapes(candidate: Candidate) -> Iterator[Shape]:
         yield candidate.mesh, candidate.micro, candidate.accumulation, candidate.schedule, candidate.virtual, group
 
 
-def _published(item: PreparedRow, graph: ModelGraph, cluster: Cluster, searched: Set[Shape]) -> Published:
-    """A configuration under the engine that plans are made for. ``searched``: the shapes of the plans that it competes with."""
+def _published(item: PreparedRow, cluster: Cluster, searched: Set[Shape]) -> Published:
+    """A configuration under the engine that plans are made for, of a rank's part of the sequence. ``searched``: the shapes of
+    the plans that it competes with."""
     plan = replace(item.plan, engine=ENGINE)
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
     name = "1f1b" if mesh.pipeline == 1 else schedule.name
     alike = {(mesh, batch.micro, batch.accumulation, name, schedule.virtual, group) for group in (plan.zero_group, mesh.data)}
     known = not alike.isdisjoint(searched)
     try:
-        seen = evaluate_plan(plan, graph, cluster)
+        seen = evaluate_plan(plan, item.counted.graph, cluster)
     except ShardwrightError as error:
         return Published(item.row.row_id, _said(plan), None, False, known, {}, str(error))
     return Published(item.row.row_id, _said(plan), seen.step_s, seen.fits, known, _seconds(seen))
@@ -202,9 +213,11 @@ def _said(plan: Plan) -> str:
     """A configuration in a few words."""
     middle = plan.stages[len(plan.stages) // 2].decisions
     mesh, layer = plan.mesh, middle[len(middle) // 2]
+    context = f"cp{mesh.context} " if mesh.context > 1 else ""
     group = "" if layer.zero < 2 or plan.zero_group == mesh.data else f"/{plan.zero_group}"
     return (
-        f"pp{mesh.pipeline} dp{mesh.data} tp{mesh.tensor} mb{plan.batch.micro} {plan.schedule.name} v{plan.schedule.virtual} "
+        f"pp{mesh.pipeline} dp{mesh.data} {context}tp{mesh.tensor} "
+        f"mb{plan.batch.micro} {plan.schedule.name} v{plan.schedule.virtual} "
         f"zero{layer.zero}{group} {layer.recompute}"
     )
 

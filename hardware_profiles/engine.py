@@ -24,6 +24,7 @@ from hardware_profiles.units import to_si
 AttentionKernel = Literal["flash", "portable", "unfused"]
 Bookkeeping = Literal["operations", "fused", "compiled"]
 Selective = Literal["attention", "alternate"]
+Repeats = Literal["all", "needed"]
 Gathers = Literal["blocks", "parameters"]
 
 
@@ -57,7 +58,9 @@ class Engine:
     each; ``fused``, what products read and what the pointwise work between them starts from, with gradients in flat buffers
     that are reduced in place and pipeline buffers that are used again; ``compiled``, only what pointwise work starts from;
     ``selective``, what selective recomputation runs again: ``attention``, from the scores to the attended values;
-    ``alternate``, all but attention and every other product; ``offloaded``, share of what lives from forward to backward that
+    ``alternate``, all but attention and every other product; ``repeats``, what recomputation runs again of a layer or a region:
+    ``all``, or what is ``needed``, up to the last operation that keeps something (torch's checkpoint stops there; JAX drops
+    the rest); ``offloaded``, share of what lives from forward to backward that
     waits in the host's memory; ``outputs_kept``, share of what a stage has sent that stays until its backward pass;
     ``held_fp16`` and ``held_bf16``, bytes of an element's gradients until the step where ZeRO does
     not shard them (0: the master's); ``loss``, bytes of an element of the logits at the most, copies and gradient together
@@ -98,6 +101,7 @@ class Engine:
     step_s: float = 0.0
     keeps: Bookkeeping = "operations"
     selective: Selective = "attention"
+    repeats: Repeats = "needed"
     gathers: Gathers = "blocks"
     offloaded: float = 0.0
     outputs_kept: float = 1.0
@@ -147,6 +151,7 @@ class EngineDocument(_Strict):
     attention: AttentionKernel = "flash"
     keeps: Bookkeeping = "operations"
     selective: Selective = "attention"
+    repeats: Repeats = "needed"
     gathers: Gathers = "blocks"
     sends_scattered: bool = False
     numbers: dict[str, Quantity] = {}
@@ -183,8 +188,8 @@ def engine(name: str) -> Engine:
     sources = {number: f"{quantity.kind}: {quantity.source}" for number, quantity in numbers.items()}
     return Engine(
         name=name, attention=document.attention, keeps=document.keeps, matmul_dtype=matmul_dtype,
-        sends_scattered=document.sends_scattered, selective=document.selective, gathers=document.gathers,
-        sources=sources, **values,
+        sends_scattered=document.sends_scattered, selective=document.selective, repeats=document.repeats,
+        gathers=document.gathers, sources=sources, **values,
     )  # fmt: skip
 
 

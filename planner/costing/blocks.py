@@ -28,7 +28,8 @@ def reduction_copies(group: int, engine: Engine) -> int:
 
 def cost_block(body: Body, placement: BodyPlacement, pricing: Pricing, recompute: Recompute) -> BlockCost:
     """Seconds and bytes of one block under one placement and recomputation level, on rank 0 (which holds the most)."""
-    return price_block(measure_block(body, placement, pricing.microbatch, (recompute,)), pricing)[recompute]
+    measured = measure_block(body, placement, pricing.microbatch, (recompute,), engine=pricing.engine)
+    return price_block(measured, pricing)[recompute]
 
 
 def price_block(block: BlockWork, pricing: Pricing, group: int = 1) -> dict[Recompute, BlockCost]:
@@ -70,12 +71,15 @@ def _time_level(
     # The host can be what a block waits for: it launches collectives too, which then run while it prepares what follows.
     calls = sum(item.count for item in block.forward), sum(item.count for item in block.backward)
     host_forward_s, host_backward_s = pricing.host_seconds(block.operations, calls)
+    hook_s = pricing.hook_s if block.parameter_elements else 0.0
     again = sum(item.count for item in level.backward) - calls[1]
     host_again_s, _ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
     return BlockSeconds(
-        forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s - forward_comm_s),
-        input_gradient_s=max(sum(item[1] for item in seconds.values()), host_backward_s - weight_s - backward_comm_s),
+        forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s + hook_s - forward_comm_s),
+        input_gradient_s=max(
+            sum(item[1] for item in seconds.values()), host_backward_s + hook_s - weight_s - backward_comm_s
+        ),
         weight_gradient_s=weight_s,
         recompute_s=max(
             sum(item[0] for name, item in seconds.items() if name in level.repeated), host_again_s - again_comm_s

@@ -20,6 +20,7 @@ from planner.costing.levels import LevelMemory
 from planner.costing.local import LocalBody, Wiring, wire
 from planner.costing.operations import LocalCall, Operation, local_call
 from planner.costing.passes import BlockPasses
+from planner.costing.repeated import computed_nodes, repeated_nodes
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.graph import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
@@ -121,6 +122,13 @@ class PlacedBody:
     def text(self) -> Text:
         return Text.of(self.wiring)
 
+    @cached_property
+    def needed(self) -> Mapping[Recompute, tuple[frozenset[str], frozenset[str]]]:
+        """By recomputation level, nodes whose kernels run again and nodes that are reached again, where it stops with what the
+        backward pass needs."""
+        local = self.wiring.local(1)
+        return {level: (computed_nodes(local, level), repeated_nodes(local, level)) for level in RECOMPUTE_LEVELS}
+
     def measure(
         self, microbatch: int, levels: tuple[Recompute, ...] = RECOMPUTE_LEVELS, context: int = 1,
         engine: Engine = DEFAULT_ENGINE,
@@ -150,9 +158,11 @@ class PlacedBody:
         for level in levels:
             if level == "selective" and engine.selective == "alternate":
                 repeated, moved = Keeping(local, engine).repeated()
-            else:
+            elif engine.repeats == "all":
                 repeated = frozenset(step.node.name for step in repeated_steps(local, level) if step.node is not None)
                 moved = repeated
+            else:
+                repeated, moved = self.needed[level]
             passes = BlockPasses(emitted, level) if level == "full" or (level == "selective" and regions) else plain
             memory = LevelMemory(kept_storages(local, level), passes, level, engine)
             found[level] = LevelWork(repeated, traffic.backward(moved), memory)

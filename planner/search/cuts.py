@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Cutter:
         begun = self._filled(cuts)
         if moving and begun and self.patterns.possible and begun[0][0].step_s <= WORTH_MOVING * limit_s:
             begun = [self._moved(begun[0], moving), *begun]
-        for polish, _ in begun[:POLISHED]:
+        for polish, _ in begun[:POLISHED] if math.isfinite(limit_s) else ():  # What comes first is seldom what stays.
             if polish.step_s <= WORTH_POLISHING * limit_s:
                 polish.go()
         return min(begun[:POLISHED], key=lambda pair: pair[0].step_s, default=None)

@@ -95,7 +95,7 @@ def _prepare(job: RowJob, shelf: _Shelf) -> PreparedRow:
     engine = engine_called(job.engine)
     key = (
         job.shape, job.precision, job.layers, job.mesh.context, job.batch.micro, job.recompute, id(option), engine.keeps,
-        engine.attention, engine.loss, engine.selective, engine.offloaded, engine.matmul_dtype,
+        engine.attention, engine.loss, engine.selective, engine.repeats, engine.offloaded, engine.matmul_dtype,
     )
     if key not in shelf.counted:
         shelf.counted[key] = measure_graph(

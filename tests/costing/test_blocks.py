@@ -6,7 +6,7 @@ import pytest
 
 from cost_models.collectives import collective_s, span_of
 from cost_models.compute import memory_bound_s
-from hardware_profiles import resolve_cluster
+from hardware_profiles import DEFAULT_ENGINE, resolve_cluster
 from planner.costing import Pricing, cost_block, cost_graph, cost_state, state_costs
 from planner.ir.plan import Mesh
 from planner.placement.place import whole_placement
@@ -27,11 +27,18 @@ def test_layer_flops() -> None:
     assert cost.backward_s > cost.forward_s > 0
 
 
-def test_full_recomputation_repeats_the_forward() -> None:
+def test_full_recomputation_repeats_the_forward_up_to_the_last_product() -> None:
+    """torch's checkpoint stops when what the last operation keeps is there, before it computes; other engines' go on."""
     body = max(traced("gpt", "bfloat16").bodies, key=lambda body: len(body.nodes))
-    pricing = Pricing(CLUSTER, 1, 2)
+    pricing = Pricing(CLUSTER, 1, 2, engine=replace(DEFAULT_ENGINE, host_s=0.0))
     costs = {level: cost_block(body, whole_placement(body), pricing, level) for level in ("none", "selective", "full")}
-    assert costs["full"].recompute_s == pytest.approx(costs["full"].forward_s)
+    strategies = {placed.node: placed.strategy for placed in whole_placement(body).nodes}
+    last = [*body.nodes][-3:]
+    assert [node.base for node in last] == ["linear", "add", "add"]
+    left_out = sum(pricing.node_seconds(body, node, strategies[node.name])[0] for node in last)
+    assert costs["full"].recompute_s == pytest.approx(costs["full"].forward_s - left_out)
+    whole = replace(pricing, engine=replace(pricing.engine, repeats="all"))
+    assert cost_block(body, whole_placement(body), whole, "full").recompute_s == pytest.approx(costs["full"].forward_s)
     assert 0 < costs["selective"].recompute_s < costs["full"].recompute_s
     assert costs["full"].saved_bytes < costs["selective"].saved_bytes < costs["none"].saved_bytes
     assert costs["full"].saved_bytes == 2 * 64 * 128 * 2

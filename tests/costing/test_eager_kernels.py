@@ -8,7 +8,9 @@ import pytest
 
 from cost_models.compute import memory_bound_s
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine, engine, resolve_cluster
+from hardware_profiles.measure.document import BLOCK_OPERATIONS
 from planner.costing import Pricing, cost_block
+from planner.costing.operations import measure_operation
 from planner.ir.graph import Body, Node
 from planner.ir.placement import OpStrategy
 from planner.placement.place import whole_placement
@@ -88,8 +90,23 @@ def test_a_block_waits_for_the_host_unless_the_host_is_the_device() -> None:
     cost = cost_block(body, whole_placement(body), Pricing(CLUSTER, 1, MICROBATCH, engine=slow), "full")
     operations = sum(node.base not in ("chunk", "getitem", "reshape", "transpose", "view") for node in body.nodes)
     assert cost.forward_s == pytest.approx(operations, rel=0.2)
-    assert cost.recompute_s == cost.forward_s
+    assert cost.forward_s - 3 < cost.recompute_s < cost.forward_s  # Not the last product, and what follows it.
     assert cost.backward_s > cost.forward_s
+    for hook_s in (0.0, 100.0):
+        machine = replace(CLUSTER, chip=replace(CLUSTER.chip, host_s=2.0, hook_s=hook_s))
+        own = cost_block(body, whole_placement(body), Pricing(machine, 1, MICROBATCH, engine=slow), "full")
+        assert own.forward_s == pytest.approx(2 * cost.forward_s + hook_s)  # The machine's own number, not the engine's.
+        assert own.backward_s == pytest.approx(2 * cost.backward_s + hook_s)
+        assert own.recompute_s == pytest.approx(2 * cost.recompute_s)
     alone = replace(CLUSTER, chip=replace(CLUSTER.chip, hook_s=1e-6))
     quick = cost_block(body, whole_placement(body), Pricing(alone, 1, MICROBATCH, engine=slow), "full")
     assert quick.forward_s < 0.1
+
+
+def test_the_block_that_the_host_is_timed_with_has_as_many_operations_as_a_graph_would_count() -> None:
+    """hardware_profiles/measure/block.py is wired as a block of examples/gpt.py."""
+    body, machine = body_of("gpt"), replace(CLUSTER, chip=replace(CLUSTER.chip, host_s=1.0))
+    placed = strategies(body)
+    operations = [measure_operation(body, node, placed[node.name], 1, MICROBATCH) for node in body.nodes]
+    pricing = Pricing(machine, 1, MICROBATCH, engine=engine("torch-eager"))
+    assert sum(pricing.host_seconds(operations)) == BLOCK_OPERATIONS

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from planner.costing.local import localise
+from planner.costing.repeated import repeated_nodes
 from planner.ir.graph import Body
 from planner.ir.regions import recompute_regions
-from planner.ledger.tensor import repeated_nodes
 from planner.placement.place import whole_placement
 from planner.trace import load_model, trace_model
 
@@ -58,4 +59,4 @@ def test_what_follows_the_last_that_is_kept_is_not_repeated(body: Body) -> None:
     (region,) = recompute_regions(body)
     last = next(at for at, name in enumerate(region) if "attention" in body.by_name[name].base)
     assert len(region) > last + 1
-    assert repeated_nodes(body, whole_placement(body), 1, "selective") == set(region[: last + 1])
+    assert repeated_nodes(localise(body, whole_placement(body), 1), "selective") == set(region[: last + 1])
