@@ -39,7 +39,7 @@ MOST_WAYS = 2_500
 MOST_IN_VAIN = 12
 """After so many whole assignments that did not lower the target (they fit by the sums of memory, not by its replay), others are
 not told of any more: what they say of the bound is all that counts."""
-SURE, MOST_ACTIONS = 0.1, 4_000_000_000
+SURE, MOST_ACTIONS = 0.05, 4_000_000_000
 """Actions times cases that are simulated at most; after this part of them it is asked whether the pace will do."""
 AGAIN = 0.7
 """Where no more than this part of the ways is left, what that leaves to others is found out again."""
@@ -50,6 +50,32 @@ Told = Callable[["Chosen"], float]
 """Is told of a whole assignment that is quicker than the target; answers with the target from then on."""
 Left = tuple[NDArray[np.bool_], ...]
 """Of every rank, [cases, ways]: which ways are left to it."""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Partial assignments. ``share`` [cases]: of all that there is to decide, each of a rank's ways being as much of it."""
+
+    left: Left
+    share: Floats
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+    def part(self, which: NDArray[np.bool_] | Indices | slice) -> Cases:
+        return Cases(tuple(each[which] for each in self.left), self.share[which])
+
+    @property
+    def ways(self) -> int:
+        """That are left to all ranks of all cases."""
+        return sum(int(each.sum()) for each in self.left)
+
+    def parted(self, rank: int) -> Cases:
+        """With one of the ways that are left to a rank."""
+        case, way = np.nonzero(self.left[rank])
+        found = [each[case] for each in self.left]
+        found[rank] = np.arange(self.left[rank].shape[1]) == way[:, None]
+        return Cases(tuple(found), self.share[case] / self.left[rank].sum(axis=1)[case])
 
 
 @dataclass(frozen=True)
@@ -125,24 +151,24 @@ class Choices:
     paths: Paths
     blocks: int
     most_actions: int = MOST_ACTIONS
-    open: list[Left] = field(init=False)
+    open: list[Cases] = field(init=False)
     simulated: int = 0
     least_s: float = math.inf
     """Of the whole assignments that were quicker than the target then."""
     _in_vain: int = 0
-    _begun: tuple[int, int] = (0, 0)
-    """Of what is decided first: how much was simulated when it was parted, and into how many cases."""
+    _at_first: int = 0
+    """Simulated before anything was decided."""
 
     def __post_init__(self) -> None:
         begun = tuple(np.ones((1, len(each.tails_s)), dtype=bool) for each in self.ways)
-        self.open = [begun] if all(map(np.size, begun)) else []
+        self.open = [Cases(begun, np.ones(1))] if all(map(np.size, begun)) else []
 
     @property
     def too_many(self) -> bool:
         """Whether more were simulated than is worth it, or will be at this pace."""
-        actions, (before, cases) = self.shares.shape.actions, self._begun
-        spent, left = actions * (self.simulated - before), len(self.open[0][0]) if self.open else 0
-        late = spent > SURE * self.most_actions and spent * left > self.most_actions * (cases - left)
+        actions, done = self.shares.shape.actions, 1.0 - sum(float(cases.share.sum()) for cases in self.open)
+        spent = actions * (self.simulated - self._at_first)
+        late = spent > SURE * self.most_actions and spent > self.most_actions * done
         return late or actions * self.simulated > self.most_actions
 
     @cached_property
@@ -190,38 +216,37 @@ class Choices:
         """Decide rank after rank until nothing is left that may be quicker than the target. Returns that, and whether it is so;
         else it was ``until`` that ended it, or there are too many."""
         while self.open:
-            if len(self.open) == 1 and len(self.open[0][0]) > self._begun[1]:
-                self._begun = self.simulated, len(self.open[0][0])
             if until() or self.too_many:
                 return target_s, False
             cases = self.open.pop()
             most = self._at_once(cases)
-            if len(cases[0]) > most:
-                self.open.append(tuple(each[:-most] for each in cases))
-                cases = tuple(each[-most:] for each in cases)
+            if len(cases) > most:
+                self.open.append(cases.part(slice(None, -most)))
+                cases = cases.part(slice(-most, None))
             left = self._narrowed(cases, target_s)
-            while _ways_left(left) < AGAIN * _ways_left(cases):
+            while left.ways < AGAIN * cases.ways:
                 cases, left = left, self._narrowed(left, target_s)
+            self._at_first = self._at_first or self.simulated
             left = self._wanted(left)
-            rank = next((rank for rank in self.order if (left[rank].sum(axis=1) > 1).any()), None)
+            rank = next((rank for rank in self.order if (left.left[rank].sum(axis=1) > 1).any()), None)
             if rank is None:
-                target_s = self._tell(np.stack([each.argmax(axis=1) for each in left], axis=1), target_s, told)
+                target_s = self._tell(np.stack([each.argmax(axis=1) for each in left.left], axis=1), target_s, told)
             else:
-                self._push(_parted(left, rank), target_s)
+                self._push(left.parted(rank), target_s)
         return target_s, True
 
-    def _wanted(self, cases: Left) -> Left:
+    def _wanted(self, cases: Cases) -> Cases:
         """The cases that are gone on with."""
         return cases
 
-    def _at_once(self, cases: Left) -> int:
+    def _at_once(self, cases: Cases) -> int:
         """Cases of which each way of each rank is tried at once: no more than are simulated in a moment."""
-        tried = sum(float(each.sum(axis=1).mean()) for each in cases)
+        tried = sum(float(each.sum(axis=1).mean()) for each in cases.left)
         return max(1, min(FEW, int(MOMENT / (tried * self.shares.shape.actions))))
 
-    def _push(self, cases: Left, target_s: float) -> None:
+    def _push(self, cases: Cases, target_s: float) -> None:
         """Keep the cases that may be quicker than the target, the quickest last."""
-        least = [self._least(rank, each) for rank, each in enumerate(cases)]
+        least = [self._least(rank, each) for rank, each in enumerate(cases.left)]
         paths_s = self._rows[0] + sum(each.paths_s for each in least)
         later = np.max([each.tails_s for each in least], axis=0)
         kept = np.flatnonzero(paths_s.max(axis=1) + later < target_s)
@@ -229,18 +254,19 @@ class Choices:
         order = np.argsort(-seconds, kind="stable")
         kept = kept[order[seconds[order] < target_s]]
         if len(kept):
-            self.open.append(tuple(each[kept] for each in cases))
+            self.open.append(cases.part(kept))
 
-    def _narrowed(self, cases: Left, target_s: float) -> Left:
+    def _narrowed(self, cases: Cases, target_s: float) -> Cases:
         """The cases in which something is left to every rank, each with what may be part of a step quicker than the target."""
-        left, least = list(cases), [self._least(rank, each) for rank, each in enumerate(cases)]
+        left, least = list(cases.left), [self._least(rank, each) for rank, each in enumerate(cases.left)]
+        share = cases.share
         for rank in range(len(left)):
             left[rank] = self._possible(rank, left[rank], least, target_s)
             there = np.asarray(left[rank].any(axis=1))
             if not there.all():
-                left, least = [each[there] for each in left], [each.part(there) for each in least]
+                left, least, share = [each[there] for each in left], [each.part(there) for each in least], share[there]
             least[rank] = self._least(rank, left[rank])
-        return tuple(left)
+        return Cases(tuple(left), share)
 
     def _possible(self, rank: int, mine: NDArray[np.bool_], least: Sequence[_Least], target_s: float) -> NDArray[np.bool_]:
         """[cases, ways]: those of the ``mine`` that a rank may have beside the least of all others."""
@@ -308,19 +334,6 @@ class Choices:
                 before_s, target_s = target_s, told(Chosen(counts, float(seconds[at])))
                 self._in_vain = 0 if target_s < before_s else self._in_vain + 1
         return target_s
-
-
-def _ways_left(cases: Left) -> int:
-    """To all ranks of all cases."""
-    return sum(int(each.sum()) for each in cases)
-
-
-def _parted(cases: Left, rank: int) -> Left:
-    """The cases with one of the ways that are left to a rank."""
-    case, way = np.nonzero(cases[rank])
-    found = [each[case] for each in cases]
-    found[rank] = np.arange(cases[rank].shape[1]) == way[:, None]
-    return tuple(found)
 
 
 def _pieces(left: NDArray[np.bool_], most: int) -> Iterator[tuple[Indices, Indices]]:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.choices import Choices, Left, Told, every_way
+from planner.search.choices import Cases, Choices, Told, every_way
 from planner.search.greedy import Shares
 from planner.search.linear import Indices
 from planner.search.paths import Paths
@@ -24,7 +24,7 @@ from planner.search.tables import AT_TIMES, PASSES, PERSISTENT, Table
 from planner.search.together import RankCosts
 from planner.search.ways import Range
 
-AT_FIRST, MOST_ACTIONS = 0.125, 200_000_000
+AT_FIRST, MOST_ACTIONS = 0.025, 1_000_000_000
 """Actions times cases that are simulated at most; this part of them where every way of every rank is tried once. (Of published
 jobs none was told apart that took more at first.)"""
 MOST_LAYINGS, MOST_ON_STAGE = 300, 12
@@ -115,15 +115,15 @@ class Layings(Choices):
             result.append((which.ravel(), layings))
         return result
 
-    def _wanted(self, cases: Left) -> Left:
+    def _wanted(self, cases: Cases) -> Cases:
         """Those whose laying is not found yet."""
-        pairs = list(zip(cases, self._laid, strict=True))
+        pairs = list(zip(cases.left, self._laid, strict=True))
         lows = np.stack([np.where(left, which, len(each)).min(axis=1) for left, (which, each) in pairs], axis=1)
         highs = np.stack([np.where(left, which, -1).max(axis=1) for left, (which, _) in pairs], axis=1)
         laid = (lows == highs).all(axis=1)
         for case in np.flatnonzero(laid):
             laid[case] = self._blocks(lows[case]) in self.found
-        return tuple(left[~laid] for left in cases)
+        return cases.part(~laid)
 
     def _blocks(self, layings: Indices) -> tuple[int, ...]:
         blocks = np.zeros(self.shares.shape.stages, dtype=np.int64)

@@ -14,7 +14,7 @@ from planner.ir.plan import Mesh, ScheduleName
 from planner.search import choices as choices_module
 from planner.search import ways as ways_module
 from planner.search.candidates import Candidate, shape_of
-from planner.search.choices import MOST_IN_VAIN, Choices, Chosen, choices_of
+from planner.search.choices import MOST_IN_VAIN, Cases, Choices, Chosen, choices_of
 from planner.search.counted import Ranks
 from planner.search.cuts import Cuts
 from planner.search.engine import planning_engine
@@ -190,16 +190,28 @@ def test_too_many_ways_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_goes_on_too_slowly_is_given_up() -> None:
-    """At the pace of the first cases of those that were parted first, once a tenth of what is allowed was simulated."""
+    """At the pace of what is done, once a twentieth of what is allowed was simulated."""
     choices = Leaf(SHAPES[2], 1, ROOMY).choices()
     assert choices is not None
     actions = choices.shares.shape.actions
     choices.most_actions = 1000 * actions
-    left = choices.open[0]
-    for simulated, cases, given_up in ((90, 10, False), (200, 10, True), (200, 2, False), (1001, 1, True)):
-        choices._begun, choices.simulated = (0, cases + (cases > 1)), simulated
-        choices.open = [tuple(np.repeat(each, cases, axis=0) for each in left)]
-        assert choices.too_many == given_up, (simulated, cases)
+    left = choices.open[0].left
+    for simulated, undone, given_up in ((49, 1.0, False), (200, 0.9, True), (200, 0.7, False), (1001, 0.0, True)):
+        choices.simulated, choices.open = simulated, [Cases(left, np.array([undone]))]
+        assert choices.too_many == given_up, (simulated, undone)
+
+
+def test_what_is_parted_is_as_much_as_it_was() -> None:
+    choices = Leaf(SHAPES[2], 1, ROOMY).choices()
+    assert choices is not None
+    (every,) = choices.open
+    rank = next(rank for rank, each in enumerate(every.left) if each.sum() > 1)
+    parts = every.parted(rank)
+    assert len(parts) == every.left[rank].sum() > 1
+    assert parts.share.sum() == pytest.approx(1.0) and len(set(parts.share.tolist())) == 1
+    assert all((part[rank].sum(axis=1) == 1).all() for part in [parts.left])
+    again = parts.part(np.arange(len(parts)) > 0)
+    assert again.share.sum() == pytest.approx(1.0 - parts.share[0])
 
 
 def test_options_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
