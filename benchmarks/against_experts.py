@@ -254,7 +254,7 @@ def _write(compared: Sequence[Comparison]) -> None:
 
 
 def _table(
-    compared: Sequence[Comparison], rows: Sequence[Row], emitted: Sequence[Row], skipped: Sequence[tuple[str, str]]
+    compared: Sequence[Comparison], rows: Sequence[Row], dense: Sequence[Row], skipped: Sequence[tuple[str, str]]
 ) -> str:
     """The results as a page: counts, where ours is slower, where it is much quicker, every job."""
     known = sorted((item for item in compared if item.ratio is not None), key=lambda item: -(item.ratio or 0.0))
@@ -268,7 +268,7 @@ def _table(
         "# Plans found freely against published configurations",
         "",
         f"`python benchmarks/against_experts.py --time-limit {min(item.time_limit_s for item in compared):g}`. "
-        f"Fully configured runs: {len(rows)}; left out, over context or expert parallelism: {len(rows) - len(emitted)}; "
+        f"Fully configured runs: {len(rows)}; left out, with experts: {len(rows) - len(dense)}; "
         f"not prepared: {len(skipped)}. Jobs: {len(compared)}, with {len(configurations)} configurations, of which "
         f"{len(fitting)} fit under the engine of emitted programs; {len(known)} jobs have at least one that does.",
         "",
@@ -290,7 +290,7 @@ def _table(
     beyond = [each for each in configurations if not each.searched]
     lines += [
         "## Published configurations that are no candidate of the search", "",
-        "More than eight virtual stages of a rank, or a tensor axis that is wider than the fast domain:", "",
+        "Context parallelism, which programs cannot have, or virtual stages and axes that the search does not reach:", "",
         *(f"- {each.row}: {each.said}{'' if each.fits else ' (does not fit)'}" for each in beyond), "",
     ]
     nothing = [item for item in compared if item.ratio is None]
