@@ -28,6 +28,7 @@ from planner.evaluate import evaluate_plan
 from planner.evaluate.step import DTYPES
 from planner.fitting import fitted
 from planner.ir.errors import ShardwrightError
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Mesh, Plan, Prediction
 from planner.ir.repeat import repeat_blocks
 from planner.search import Request
@@ -145,12 +146,19 @@ def _whole(job: RowJob) -> ModelShape:
     return replace(job.shape, sequence=job.sequence)
 
 
+def _whole_graph(configurations: Sequence[PreparedRow]) -> ModelGraph:
+    """A job's graph, of whole samples."""
+    for item in configurations:
+        if item.job.mesh.context == 1:
+            return item.counted.graph
+    job = configurations[0].job
+    return repeat_blocks(trace_shape(_whole(job), TRACED_LAYERS, DTYPES[job.precision]).on_accelerator, job.layers)
+
+
 def compare(configurations: Sequence[PreparedRow], time_limit_s: float) -> Comparison:
     """A job's published configurations against the plan found freely."""
     first = configurations[0]
-    job = first.job
-    dtype = DTYPES[job.precision]
-    graph = repeat_blocks(trace_shape(_whole(job), TRACED_LAYERS, dtype).on_accelerator, job.layers)
+    job, graph = first.job, _whole_graph(configurations)
     cluster = _filled(job.cluster, job.mesh.devices)
     request = Request(job.batch.total, job.sequence, job.precision, time_limit_s=time_limit_s)
     searched = {shape for candidate in enumerate_candidates(graph, cluster, request) for shape in _shapes(candidate)}

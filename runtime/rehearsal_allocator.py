@@ -36,6 +36,11 @@ class Block:
     before: Block | None = None
     after: Block | None = None
 
+    @property
+    def is_segment(self) -> bool:
+        """Whether it is all of its segment."""
+        return self.before is self.after is None
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
@@ -89,9 +94,8 @@ class CachingAllocator:
         """Give back every segment that is one free block."""
         given = 0
         for free in self._free.values():
-            whole = [item for item in free if item[2].before is item[2].after is None]
-            given += sum(size for size, _, _ in whole)
-            free[:] = [item for item in free if item not in whole]
+            given += sum(size for size, _, block in free if block.is_segment)
+            free[:] = [item for item in free if not item[2].is_segment]
         self.reserved_bytes -= given
         self.flushes += given > 0
 
@@ -122,11 +126,6 @@ def _joined(one: Block, other: Block) -> Block:
     if second.after is not None:
         second.after.before = first
     return first
-
-
-def reserved_bytes(events: Iterable[Event]) -> int:
-    """What is reserved when these have happened, one after the other."""
-    return reserved(events, ()).size_bytes
 
 
 def reserved(before: Iterable[Event], step: Sequence[Event], capacity: int | None = None, steps: int = 1) -> Reserved:

@@ -10,12 +10,17 @@ import torch
 from codegen import emit
 from planner.evaluate.replay import replay
 from planner.trace import load_model, trace_model
-from runtime.rehearsal_allocator import MIB, CachingAllocator, Reserved, reserved, reserved_bytes
+from runtime.rehearsal_allocator import MIB, CachingAllocator, Event, Reserved, reserved
 from runtime.rehearsal_memory import StorageLog
 from tests.matrix.build import Row, make_plan
 from tests.rehearse.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def reserved_bytes(events: list[Event]) -> int:
+    """What is reserved when these have happened, one after the other."""
+    return reserved(events, ()).size_bytes
 
 
 @pytest.mark.parametrize(("size", "segment"), [
