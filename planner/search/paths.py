@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,39 +11,44 @@ from cost_models.pipeline import CriticalPath
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 
+FIRST = 32
+"""Rows that there is room for at first; then twice as many, each time that they do not suffice."""
+
 
 @dataclass
 class Paths:
-    """Paths of one schedule that were found so far, in order. ``known``: the place of each."""
+    """Paths of one schedule that were found so far, in order. ``known``: the place of each. ``_rows`` [at least as many, 4 x
+    stages]: how often they have each pass of a stage, and the transfer before it."""
 
     shape: Shape
     known: dict[CriticalPath, int] = field(default_factory=dict)
-    _counts: Floats = field(init=False)
+    all: list[CriticalPath] = field(default_factory=list)
+    _rows: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        self._counts = np.zeros((0, 4 * self.shape.stages))
+        self._rows = np.zeros((FIRST, 4 * self.shape.stages))
         self.add(start_paths(self.shape))
-
-    @property
-    def all(self) -> Sequence[CriticalPath]:
-        return tuple(self.known)
 
     def add(self, paths: Iterable[CriticalPath]) -> list[int]:
         """Keep paths, and say where each lies."""
-        places = [self.known.setdefault(path, len(self.known)) for path in paths]
-        fresh = list(self.known)[len(self._counts) :]
-        if fresh:
-            rows = [(*p.forward, *p.input_gradient, *p.weight_gradient, *p.transfers) for p in fresh]
-            self._counts = np.concatenate([self._counts, np.array(rows, dtype=float)])
+        places = list[int]()
+        for path in paths:
+            place = self.known.setdefault(path, len(self.all))
+            if place == len(self.all):
+                if place == len(self._rows):
+                    self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+                self._rows[place] = (*path.forward, *path.input_gradient, *path.weight_gradient, *path.transfers)
+                self.all.append(path)
+            places.append(place)
         return places
 
     def of_stages(self, places: Indices) -> Floats:
         """[paths, 4, stages]: how often some of the paths have each pass of a stage, and the transfer before it."""
-        return self._counts[places].reshape(len(places), 4, self.shape.stages)
+        return self._rows[places].reshape(len(places), 4, self.shape.stages)
 
     def seconds(self, times: Floats, send_s: float) -> Floats:
         """[paths]: their lengths under ``times`` [stages, passes], where every cut between ranks takes ``send_s``."""
-        return np.asarray(self._counts @ np.concatenate([times.T.ravel(), np.full(len(times), send_s)]))
+        return np.asarray(self._rows[: len(self.all)] @ np.concatenate([times.T.ravel(), np.full(len(times), send_s)]))
 
     def longest(self, seconds: Floats, than_s: float, most: int) -> Indices:
         """Places of the longest of paths, as far as they are longer than that."""
@@ -60,7 +65,6 @@ def paths_of(pool: Pool, shape: Shape) -> Paths:
     if shape not in pool:
         pool[shape] = Paths(shape)
     return pool[shape]
-
 
 
 def start_paths(shape: Shape) -> list[CriticalPath]:
