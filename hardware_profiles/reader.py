@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
+from hardware_profiles.yaml_text import load
 
 _DIMENSIONS = {
     "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
@@ -66,10 +68,10 @@ def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """A YAML mapping, or :class:`ProfileFormatError` that names ``where`` and the line."""
     try:
-        content = yaml.safe_load(text)
+        content = load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" at line {mark.line + 1}"
+        line = "" if mark is None else f" at line {mark.line + 1} ({getattr(error, 'problem', '')})"
         raise ProfileFormatError(where, f"is not YAML{line}", "write a mapping of fields") from error
     if not isinstance(content, dict):
         raise ProfileFormatError(where, "holds no mapping", "write a mapping of fields")
@@ -113,6 +115,8 @@ def _floats(content: Any) -> Any:
 def _check(path: str, quantity: Quantity, where: str) -> None:
     field = _field(path)
     value = to_si(quantity.value, quantity.unit, _DIMENSIONS[field], f"{where}: {path}")
+    if not math.isfinite(value):
+        raise ProfileFormatError(f"{where}: {path}", f"{quantity.value:g} {quantity.unit} is too large", "give a finite number")
     if field in _SHARES and value > 1:
         raise ProfileFormatError(f"{where}: {path}", f"{value} is above 1", "a share is between 0 and 1")
     if field in _POSITIVE and value <= 0:

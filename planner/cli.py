@@ -219,10 +219,11 @@ def _lines(extra: dict[str, Any]) -> Iterator[str]:
 
     yield ""
     for other in extra.get("alternatives", ()):
-        mesh, predicted = other["mesh"], other["predicted"]
+        mesh, predicted, virtual = other["mesh"], other["predicted"], other["schedule"]["virtual"]
+        schedule = other["schedule"]["name"] + (f" of {virtual} stages a rank" if virtual > 1 else "")
         yield (
             f"{other['path']}: {seconds(predicted['step_s'])} a step, {size(predicted['peak_memory_bytes'])};"
-            f" pipeline {mesh['pipeline']} x data {mesh['data']} x tensor {mesh['tensor']}, {other['schedule']['name']},"
+            f" pipeline {mesh['pipeline']} x data {mesh['data']} x tensor {mesh['tensor']}, {schedule},"
             f" micro-batch {other['batch']['micro']}; at most {other['search']['optimality_gap']:.3%} from the best one left"
         )
     for name, value in extra.get("objective", {}).items():

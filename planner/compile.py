@@ -97,7 +97,7 @@ def solve(
     try:
         return told(fitted(graph, cluster, request, news=partial(_so_far, progress)), cluster, request)
     except MemoryTooSmall as refusal:
-        raise retold(explain(refusal, graph, cluster, request, progress, resize, deadline), refusal) from refusal
+        raise retold(explain(refusal, graph, cluster, request, progress, resize, deadline)) from refusal
 
 
 def _so_far(progress: Progress, step_s: float, gap: float) -> None:

@@ -54,10 +54,17 @@ def _data_group(data: Value, group: Value) -> tuple[str, str] | None:
     return None
 
 
+def _tensor_parallel(tensor: Value, parallel: Value) -> tuple[str, str] | None:
+    if tensor == 1 and parallel is True:
+        return "one tensor rank has no sequence to share", "sequence_parallel=false or tensor of 2 or more"
+    return None
+
+
 _RULES: dict[tuple[str, str], Callable[[Value, Value], tuple[str, str] | None]] = {
     ("pipeline", "virtual"): _pipeline_virtual, ("schedule", "virtual"): _schedule_virtual,
     ("schedule", "pipeline"): _schedule_pipeline, ("schedule", "zero"): _schedule_zero,
     ("schedule", "recompute"): _schedule_recompute, ("data", "zero_group"): _data_group,
+    ("tensor", "sequence_parallel"): _tensor_parallel,
 }
 """Why two values cannot be together and what would be right; None where they can."""
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from hardware_profiles.yaml_text import load
+
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _KIND = re.compile(r"bool|int|float|str|list\[.*\]|dict\[.*\]")
 
@@ -48,7 +50,7 @@ def first_problem(error: ValidationError) -> tuple[str, str, str]:
 def parse_mapping(text: str) -> dict[object, object]:
     """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead."""
     try:
-        data = yaml.safe_load(text)
+        data = load(text)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f" at line {error.problem_mark.line + 1}"
         raise ValueError(f"is not YAML{line} ({error.problem or error.context})") from None

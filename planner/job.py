@@ -93,6 +93,7 @@ class _Constraints(Record):
     zero: Scalar | list[Scalar] | None = None
     zero_group: Scalar | list[Scalar] | None = None
     sequence_parallel: Scalar | list[Scalar] | None = None
+    axis_order: Scalar | list[Scalar] | None = None
     layers: dict[str, dict[str, Scalar | list[Scalar]]] | None = None
     forbid: list[dict[str, Scalar | list[Scalar]]] | None = None
     headroom: str | None = None
@@ -205,8 +206,8 @@ def make_job(
     return Job(
         model=model_spec,
         cluster=cluster,
-        batch=_positive("--batch", batch if batch is not None else file.batch),
-        sequence=_positive("--seq", sequence if sequence is not None else file.seq),
+        batch=_positive("--batch", batch) if batch is not None else _positive(f"{model}: batch", file.batch),
+        sequence=_positive("--seq", sequence) if sequence is not None else _positive(f"{model}: seq", file.seq),
         precision=_precision(precision) or file.precision,
         settings={**file.set, **given},
         constraints=constraints,
@@ -220,9 +221,11 @@ def make_job(
 def _objective(file: _JobFile, goal: Goal) -> Objective:
     """The file's objective and the flags', which override it. Raises JobError for what does not go together."""
     name = _objective_name(goal.objective) or file.objective or "time"
-    within = goal.within if goal.within is not None else file.within
+    # What the file says to its own objective is nothing to another.
+    same = goal.objective is None or name == (file.objective or "time")
+    within = goal.within if goal.within is not None or not same else file.within
     step_s, tokens = goal.max_step_s, goal.min_tokens_per_s
-    if step_s is None and tokens is None:
+    if step_s is None and tokens is None and same:
         step_s, tokens = file.max_step_s, file.min_tokens_per_s
     for flag, value in (("--max-step-s", step_s), ("--min-tokens-per-s", tokens)):
         if value is not None and not value > 0:

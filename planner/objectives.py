@@ -23,14 +23,14 @@ from planner.search import Certificate, Request, SearchResult, search
 from planner.search.candidates import enumerate_candidates
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
-from planner.search.refusal import MemoryTooSmall
+from planner.search.refusal import MemoryTooSmall, unplaceable
 from planner.search.solve import Fingerprints
 
 GIB = 2**30
 LEAST_S = 20.0
 """Seconds for the proof of the least memory at most."""
 NARROW = 0.01
-"""Bisection over memory limits ends at this part of the limit."""
+"""Bisection over memory limits ends at this part of the limit, less what is reserved in any plan."""
 MOST_STEPS = 10
 FRONT = 6
 """Memory limits of a front, in equal ratios from the quickest plan's peak down to the least memory."""
@@ -94,7 +94,7 @@ def _least(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices 
     prices = Prices(graph, limited, request, candidates, known=known)
     least = LeastMemory(graph, candidates, prices, limited, request, names, time.perf_counter() + LEAST_S).run()
     if least is None:
-        raise NoPlanFits("memory", "no placement is feasible under these constraints", "another tensor degree")
+        raise unplaceable(request.constraints)
     return least, prices
 
 
@@ -124,9 +124,10 @@ def _least_memory(
         return Outcome(result, cluster, facts=known)
     best = quickest = solver(graph, cluster, request, progress)
     allowed_s = quickest.prediction.step_s * (1 + objective.within)
+    reserved = cluster.chip.reserve_bytes
     low, high, proven = least.peak_bytes, max(least.peak_bytes, quickest.prediction.peak_memory_bytes), least.bound_bytes
     for _ in range(MOST_STEPS):
-        if high - low <= NARROW * high:
+        if high - low <= NARROW * (high - reserved):
             break
         middle = (low + high) // 2
         progress(f"within {objective.within:.0%}: trying {middle / GIB:.3f} GiB")

@@ -114,12 +114,10 @@ class _Job:
 def explain(
     refusal: MemoryTooSmall, graph: ModelGraph, cluster: Cluster, request: Request, progress: Progress,
     resize: Resize = resized, deadline: float = inf,
-) -> Explanation | None:
-    """Find the conflict and the remedies; None where no candidate can be placed at all. ``deadline`` (time.perf_counter): of
-    the whole command; a few seconds more where it is over."""
+) -> Explanation:
+    """Find the conflict and the remedies. ``deadline`` (time.perf_counter): of the whole command; a few seconds more where it
+    is over."""
     least = refusal.least
-    if least is None:
-        return None
     progress("nothing fits; trying what would")
     begin = time.perf_counter()
     deadline = begin + ENOUGH_S if deadline == inf else max(deadline, begin + ENOUGH_S)
@@ -247,7 +245,6 @@ def _has_mesh(job: _Job, devices: int, widest: int) -> bool:
 def _memory(job: _Job, refusal: MemoryTooSmall) -> list[_Change]:
     """Devices with as much memory as the plan of least memory needs, which is that plan's own proof."""
     least = refusal.least
-    assert least is not None
     cluster, request = job.cluster, job.request
     seen = replayed(least.prediction, least.plan, job.graph, cluster)
     needed = max(least.peak_bytes, seen.peak_memory_bytes)
@@ -278,10 +275,8 @@ def _conflict(job: _Job, deadline: float) -> tuple[tuple[Limit, ...], bool]:
     return smallest_conflict(limits, possible), in_time
 
 
-def retold(explanation: Explanation | None, refusal: MemoryTooSmall) -> NoPlanFits:
+def retold(explanation: Explanation) -> NoPlanFits:
     """The error that a user sees."""
-    if explanation is None:
-        return NoPlanFits(refusal.where, refusal.wrong, refusal.right)
     return NoPlanFits("memory", explanation.shortage, explanation.advice)
 
 

@@ -108,8 +108,7 @@ def ask(bundle: Bundle, asked: Constraints, request: Request, progress: Progress
         return Answer(asked, before, fitted(bundle.graph, bundle.cluster, changed))
     except MemoryTooSmall as refusal:
         explanation = explain(refusal, bundle.graph, bundle.cluster, changed, progress, deadline=deadline)
-        said = str(refusal) if explanation is None else f"{explanation.shortage}; {explanation.advice}"
-        return Answer(asked, before, None, explanation, said)
+        return Answer(asked, before, None, explanation, f"{explanation.shortage}; {explanation.advice}")
 
 
 def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Gain]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.constraints import NAMES
 from planner.ir.errors import JobError
-from planner.job import Job, make_job, parse_settings
+from planner.job import Goal, Job, Objective, _Constraints, make_job, parse_settings
 
 
 def job(model: str, **changes: object) -> Job:
@@ -89,3 +90,19 @@ def test_numbers_as_people_write_them(tmp_path: Path) -> None:
 def test_impossible_limits(changes: dict[str, object]) -> None:
     with pytest.raises(JobError):
         job("m.py:build", cluster="dgx-h100:1", **changes)
+
+
+def test_a_file_can_limit_every_decision() -> None:
+    assert set(_Constraints.model_fields) == {*NAMES, "layers", "forbid", "headroom"}
+
+
+@pytest.mark.parametrize(("file", "goal", "made"), [
+    ("objective: memory\nwithin: 10%", Goal("time"), Objective("time")),
+    ("objective: memory\nwithin: 10%", Goal("devices", max_step_s=3.0), Objective("devices", max_step_s=3.0)),
+    ("objective: devices\nmax_step_s: 10", Goal("time"), Objective("time")),
+    ("objective: memory\nwithin: 10%", Goal("memory"), Objective("memory", within=0.1)),
+])
+def test_another_objective_leaves_the_files(tmp_path: Path, file: str, goal: Goal, made: Objective) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: m.py:b\ncluster: dgx-h100:1\n{file}\n")
+    assert job(str(path), goal=goal).objective == made

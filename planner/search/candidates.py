@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from cost_models.collectives import span_of
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
-from planner.constraints import Constraints, Limit, Value
+from planner.constraints import Combination, Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
 from planner.evaluate import send_seconds
 from planner.ir.errors import PinError
@@ -218,7 +218,7 @@ def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
     devices = f"{cluster.devices} devices, a batch of {request.batch} and {len(graph.blocks)} blocks"
     if not conflict:
         raise PinError("--batch", f"no mesh and schedule fits {devices}", "another batch or number of devices")
-    said = " and ".join(str(limit) for limit in conflict)
+    said = " and ".join(f"not ({limit})" if isinstance(limit, Combination) else str(limit) for limit in conflict)
     wrong = f"{said} leave{'s' if len(conflict) == 1 else ''} no candidate on {devices}"
     raise PinError(_field(conflict[-1]), wrong, _open_values(graph, cluster, request, conflict))
 

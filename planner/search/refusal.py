@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from hardware_profiles import Cluster
+from planner.constraints import Constraints
 from planner.ir.costed import CostedGraph
-from planner.ir.errors import NoPlanFits
+from planner.ir.errors import NoPlanFits, PinError, ShardwrightError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import StageMemory
 from planner.search.candidates import Candidate
@@ -27,12 +28,24 @@ Costing = Callable[[Candidate], CostedGraph | None]
 
 
 class MemoryTooSmall(NoPlanFits):
-    """No plan fits in memory. ``least``: the plan that needs the least, None where no candidate can be placed at all;
-    ``prices``: what was priced on the way."""
+    """No plan fits in memory. ``least``: the plan that needs the least; ``prices``: what was priced on the way."""
 
-    def __init__(self, wrong: str, right: str, least: Least | None, prices: Prices | None = None) -> None:
+    def __init__(self, wrong: str, right: str, least: Least, prices: Prices | None = None) -> None:
         super().__init__("memory", wrong, right)
         self.least, self.prices = least, prices
+
+
+def unplaceable(constraints: Constraints) -> ShardwrightError:
+    """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it."""
+    placing = ("tensor", "sequence_parallel")
+    conditions = [condition for name in placing for condition in constraints.on(name)]
+    forbidden = [each for each in constraints.forbidden if any(condition.name in placing for condition in each.conditions)]
+    said = [str(condition) for condition in conditions] + [f"not ({combination})" for combination in forbidden]
+    if not said:
+        return NoPlanFits("placement", "the model has none on this cluster", "another number of devices")
+    where = conditions[-1].field if conditions else forbidden[-1].where
+    wrong = f"{' and '.join(said)} leave{'s' if len(said) == 1 else ''} no placement of the model's tensors"
+    return PinError(where, wrong, "another value, or leave it out")
 
 
 def last_resort(
@@ -49,7 +62,7 @@ def last_resort(
 
     least = looked_at(thriftiest, cluster.chip.memory_bytes, look)
     if least is None:
-        raise MemoryTooSmall("no placement is feasible under these constraints", "another tensor degree", None)
+        raise unplaceable(request.constraints)
     if least.prediction.fits:
         return least
     known = prices if isinstance(prices, Prices) else None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import Parameter
@@ -56,6 +57,8 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         aliases.setdefault(first, []).extend([name] if name != first else [])
     parameters, drawn, frozen = [], {}, []
     for fqn, trained in module.named_parameters():
+        if is_lazy(trained):
+            raise ModelError(source.where, f"{fqn} has no shape before the first forward pass", "give the module its sizes")
         if trained.numel() == 0:  # nothing to train, and FSDP2 cannot reduce it
             trained.requires_grad_(False)
         parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn])))

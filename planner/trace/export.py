@@ -135,7 +135,7 @@ def _program(
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
             if repeats.firsts or repeats.hidden.members:
                 return _Way.EACH, repeats.hidden
-            raise _untraceable(source.where, error, step.accepted) from error
+            raise _untraceable(source.where, error, step.accepted, batch) from error
 
 
 @contextlib.contextmanager
@@ -189,9 +189,10 @@ def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None)
             with default_dtype(getattr(torch, built.dtype)):
                 given = source.example_inputs(BATCH, sequence)
         except Exception as error:  # user code
+            right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
             raise ModelError(users_line(error) or source.where,
-                             f"example_inputs failed: {type(error).__name__}: {first_line(error)}") from error
-        if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
+                             f"example_inputs failed: {type(error).__name__}: {first_line(error)}", right) from error
+        if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
             raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
         for name, tensor in given.items():
             if not tensor.dim() or tensor.shape[0] != BATCH or not str(name).isidentifier():
@@ -266,7 +267,7 @@ def _maps(program: ExportedProgram) -> bool:
     return any(getattr(call, "__module__", "").startswith("torch._functorch") for call in _calls(program))
 
 
-def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None]) -> ModelError:
+def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None], batch: Mapping[str, Tensor]) -> ModelError:
     """The user's line and the construct, of whatever torch.export raised."""
     line = users_line(error) or where
     said = first_line(error)[:200]
@@ -278,6 +279,9 @@ def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None
     if accepted.get("batch", "") is None and isinstance(error, TypeError) and "dict" in said:
         advice = ("batch is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
                   "to be given the first alone")
+    absent = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and error.args[0] not in batch
+    if absent or (isinstance(error, TypeError) and "required positional argument" in said):
+        advice = f"the inputs are {', '.join(batch)}: example_inputs(batch, seq) says which"
     return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", advice)
 
 

@@ -24,6 +24,8 @@ SCALAR_INT = TensorType((), "int64")
 
 def separate_loss(graph: FlatGraph) -> FlatGraph:
     """The graph with two outputs, sum and weight. Raises ModelError for a loss that does not decompose."""
+    if graph.outputs and graph.outputs[0] in graph.by_name and not graph.by_name[graph.outputs[0]].differentiable:
+        raise ModelError(graph.where, "the loss depends on no trained parameter", "compute it from what forward() returns")
     if len(graph.outputs) == 1:
         graph = _Separator(graph).separate()
     if len(graph.outputs) != 2:
@@ -32,8 +34,6 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     for name, what in ((total, "sum"), (weight, "weight")):
         if name not in graph.by_name or graph.by_name[name].type.shape != ():
             raise ModelError(graph.where, f"the loss's {what} is no scalar that loss() computed", ADVICE)
-    if not graph.by_name[total].differentiable:
-        raise ModelError(graph.where, "the loss depends on no trained parameter", ADVICE)
     if graph.by_name[weight].differentiable:
         raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
     for name, what in ((total, "sum"), (weight, "weight")):

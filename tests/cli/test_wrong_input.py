@@ -77,6 +77,18 @@ def test_wrong_input_is_one_line(arguments: tuple[object, ...], named: str) -> N
     assert outcome.out == ""
 
 
+def small(module: str, returned: str, *, inputs: str = "{'x': torch.randn(batch, 8)}", loss: str = "output.mean()",
+          takes: str = "x") -> str:
+    """A model file of one product."""
+    sizes = "3" if module.startswith("Lazy") else "8, 3"
+    return (
+        f"import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.l = torch.nn.{module}({sizes})\n    def forward(self, {takes}):\n        x = self.l(x)\n"
+        f"        return {returned}\nmodel = M\ndef example_inputs(batch, seq):\n    return {inputs}\n"
+        f"def loss(output, batch):\n    return {loss}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -92,6 +104,12 @@ def test_wrong_input_is_one_line(arguments: tuple[object, ...], named: str) -> N
             "        if x.sum() > 0:\n            x = x * 2\n        return x\nmodel = M",
             "model.py",
         ),
+        (small("Linear", "x", inputs="{}"), "example_inputs(batch, seq) returned no dict of tensors"),
+        (small("LazyLinear", "x"), "l.weight has no shape before the first forward pass; give the module its sizes"),
+        (small("Linear", "x.detach()"), "the loss depends on no trained parameter; compute it from what forward() returns"),
+        (small("Linear", "x", loss="batch['x'].mean()"), "the loss depends on no trained parameter"),
+        (small("Linear", "x", loss="output[batch['y']].mean()"), "KeyError: 'y'; the inputs are x: example_inputs(batch,"),
+        (small("Linear", "x", takes="x, mask"), "'mask'; the inputs are x: example_inputs(batch, seq) says which"),
     ],
 )
 def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> None:
@@ -106,6 +124,8 @@ def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> Non
     ("text", "named"),
     [
         ("model: [", "job.yaml: is not YAML at line"),
+        ("model: m.py:b\nmodel: m.py:c", "job.yaml: is not YAML at line 2 (model is written twice)"),
+        ("model: m.py:b\nbatch: 10000000000\ncluster: dgx-h100:1", "job.yaml: batch: has 11 digits"),
         ("batsh: 3\nmodel: m.py:b", "job.yaml: batsh: is no field"),
         ("model: m.py:b\nbatch: many", "job.yaml: batch: is 'many'"),
         ("model: m.py:b\noptimizer: {speed: 3}", "job.yaml: optimizer.speed: is no field"),
@@ -122,3 +142,11 @@ def test_a_wrong_job_is_one_line(text: str, named: str, tmp_path: Path) -> None:
     outcome = run("plan", file)
     assert outcome.code == 2
     assert named in outcome.error
+
+
+def test_a_missing_sequence_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(small("Linear", "x", inputs="{'x': torch.randn(batch, seq)}"))
+    outcome = run("plan", f"{file}:model", "--cluster", "local-cpu:1x2", "--batch", 4, "-o", tmp_path / "plan.yaml")
+    assert outcome.code == 2
+    assert "give --seq, which example_inputs is called with" in outcome.error

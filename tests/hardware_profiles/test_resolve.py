@@ -138,6 +138,8 @@ def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
         ("base: dgx-h100\nnodes: 1\ncolour: red\n", "colour"),
         ("- 1\n", "holds no mapping"),
         ("a: [\n", "is not YAML at line 2"),
+        ("base: dgx-h100\nnodes: 1\nnodes: 2\n", "is not YAML at line 3 (nodes is written twice)"),
+        ("base: dgx-h100\nnodes: 1\nchip: {peak: {float32: {value: 1.0e+300}}}\n", "1e+300 TFLOP/s is too large"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {unit: GBps}}\n", "chip.memory: unit 'GBps' is not one of bytes"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: fast}}\n", "chip.memory.value"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: 0}}\n", "chip.memory: 0.0 is not positive"),

@@ -80,6 +80,7 @@ def test_a_job_file_says_the_same() -> None:
         (["zero>=7"], "no ZeRO stage"), (["zero not in [0,1,2,3]"], "no value"), (["layers.*: tensor=2"], "one for all layers"),
         (["sequence_parallel=maybe"], "true or"), (["tensor=2", "tensor=4"], "both 2 and 4"),
         (["tensor<=2", "tensor>=4"], "tensor>=4 contradicts tensor<=2"),
+        (["tensor=1", "sequence_parallel=true"], "sequence_parallel=true contradicts tensor=1"),
         (["zero in [1,2]", "layers.*: zero=3"], r"layers.\*: zero=3 contradicts zero in \[1,2\]"),
         (["context=2"], "not supported yet"), (["expert>=2"], "not supported yet"),
         (["schedule=zbv", "zero=3"], "zero=0, 1 or 2"),
@@ -118,6 +119,12 @@ def test_impossible_pins_are_named(texts: list[str], message: str) -> None:
     graph = make_graph("aaaa")
     with pytest.raises(PinError, match=message):
         search(graph, make_cluster(8, 1000), Request(8, 4, "fp32", parse_pins(texts)), costing=lambda _: None)
+
+
+def test_what_cannot_be_placed_is_no_matter_of_memory() -> None:
+    pins = parse_pins(["tensor>=2", "sequence_parallel=true"])
+    with pytest.raises(PinError, match="tensor>=2 and sequence_parallel=true leave no placement"):
+        search(make_graph("aaaa"), make_cluster(8, 1000), Request(8, 4, "fp32", pins), costing=lambda _: None)
 
 
 def test_what_does_not_fit_is_explained() -> None:
