@@ -20,8 +20,11 @@ the gradient. What is not in it stays until the step is over."""
 
 
 @lru_cache(maxsize=256)
-def releases(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Releases, ...]:
-    """Of every pipeline rank.
+def releases(
+    name: str, pipeline: int, virtual: int, microbatches: int, silent: frozenset[int] = frozenset()
+) -> tuple[Releases, ...]:
+    """Of every pipeline rank. ``silent``: stages to which no gradient comes back, whose backward passes wait for nobody and
+    so tell nothing.
 
     A rank reads what a neighbour has sent where it acts on it. The neighbour had then done all its actions up to the one that
     made that: what it had received for those has arrived. A tensor also stays until its micro-batch's last pass on
@@ -29,7 +32,7 @@ def releases(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple
     """
     orders = actions(name, pipeline, virtual, microbatches)
     places = [{_event(action): at for at, action in enumerate(order)} for order in orders]
-    return tuple(_of_rank(name, pipeline, virtual, rank, orders[rank], places) for rank in range(pipeline))
+    return tuple(_of_rank(name, pipeline, virtual, rank, orders[rank], places, silent) for rank in range(pipeline))
 
 
 def _event(action: Action) -> tuple[str, int, int]:
@@ -39,6 +42,7 @@ def _event(action: Action) -> tuple[str, int, int]:
 
 def _of_rank(
     name: str, pipeline: int, virtual: int, rank: int, order: tuple[Action, ...], places: list[dict[tuple[str, int, int], int]],
+    silent: frozenset[int],
 ) -> Releases:
     last = {(action.stage, action.microbatch): at for at, action in enumerate(order) if action.kind in "BW"}
     waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by neighbour, (its action that reads it, own action)
@@ -50,7 +54,7 @@ def _of_rank(
             None if not step or not 0 <= other < pipeline * virtual else rank_of_stage(name, pipeline, other)
             for other in (stage - step, stage + step)
         )
-        if source is not None and source != rank:
+        if source is not None and source != rank and not (kind == "B" and stage in silent):
             told, queue = places[source][kind, stage - step, microbatch], waiting[source]
             while queue and queue[0][0] <= told:
                 sent = heapq.heappop(queue)[1]

@@ -68,7 +68,8 @@ class PipelineRunner:
     def _let_go_of_sends(self) -> None:
         """Tell the stages when what they have sent has arrived (:mod:`runtime.sends`)."""
         orders = {rank: events_of(order) for rank, order in self.schedule.pipeline_order.items()}
-        sends = Sends(releases(orders, self.schedule.rank))
+        silent = {stage.stage_index for stage in self.stages if not stage.answered}
+        sends = Sends(releases(orders, self.schedule.rank, silent))
         for stage in self.stages:
             stage.sent = sends
 

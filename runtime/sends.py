@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -33,11 +33,15 @@ def events_of(order: Sequence[Any]) -> tuple[Event, ...]:
     )
 
 
-def releases(orders: Mapping[int, Sequence[Event]], rank: int) -> dict[Event, tuple[Event, ...]]:
+def releases(
+    orders: Mapping[int, Sequence[Event]], rank: int, silent: Set[int] = frozenset()
+) -> dict[Event, tuple[Event, ...]]:
     """By the pass at whose start it happens, the passes whose sends this rank lets go of.
 
-    ``orders``: every pipeline rank's passes. A tensor stays until its micro-batch's last pass on the stage as well, whose
-    autograd may keep it. What is not in the result stays until the step is over.
+    ``orders``: every pipeline rank's passes. ``silent``: this rank's stages to which no gradient comes back (nothing before
+    their ends is trained): their backward passes wait for nobody, so nothing is known when they begin. A tensor stays until its
+    micro-batch's last pass on the stage as well, whose autograd may keep it. What is not in the result stays until the step is
+    over.
     """
     order = orders[rank]
     owner = {stage: other for other, events in orders.items() for _, stage, _ in events}
@@ -48,7 +52,7 @@ def releases(orders: Mapping[int, Sequence[Event]], rank: int) -> dict[Event, tu
     for at, (kind, stage, microbatch) in enumerate(order):
         step = {"F": 1, "B": -1, "W": 0}[kind]
         source, target = (owner.get(stage - step, rank), owner.get(stage + step, rank)) if step else (rank, rank)
-        if source != rank:
+        if source != rank and not (kind == "B" and stage in silent):
             told, queue = places[source][kind, stage - step, microbatch], waiting[source]
             while queue and queue[0][0] <= told:
                 sent = heapq.heappop(queue)[1]

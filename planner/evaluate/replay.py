@@ -204,7 +204,8 @@ def _pipeline(plan: Plan, heap: Heap, stages: Mapping[int, StageReplay], rank: i
     order: Sequence[Action] = actions(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
     heap.add("activations", 4 * count)
     single = name in ("gpipe", "1f1b")
-    let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count)[rank]
+    silent = frozenset(index for index, stage in stages.items() if not stage.answered)
+    let_go = {} if single else releases(name, plan.mesh.pipeline, plan.schedule.virtual, count, silent)[rank]
     left = Counter(action.stage for action in order)
     sent = 0
     apart = len(order) * short // count // 4

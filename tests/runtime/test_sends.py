@@ -15,9 +15,9 @@ def event(action: object) -> Event:
     return "B" if kind == "I" else kind, stage, microbatch
 
 
-def arrived(orders: Orders, name: str, pipeline: int) -> list[dict[Event, set[Event]]]:
+def arrived(orders: Orders, name: str, pipeline: int, silent: frozenset[int]) -> list[dict[Event, set[Event]]]:
     """By rank and pass, all passes anywhere that are certainly over when it begins: by the order of each rank and by what it
-    received, followed through all ranks."""
+    received, followed through all ranks. No gradient comes back to ``silent`` stages."""
     stages = 1 + max(action.stage for order in orders for action in order)
     known: list[dict[Event, set[Event]]] = [{} for _ in orders]
     seen: list[set[Event]] = [set() for _ in orders]
@@ -31,7 +31,7 @@ def arrived(orders: Orders, name: str, pipeline: int) -> list[dict[Event, set[Ev
                 kind, stage, microbatch = now
                 source = {"F": stage - 1, "B": stage + 1, "W": stage}[kind]
                 needs = (kind, source, microbatch)
-                if kind != "W" and 0 <= source < stages:
+                if kind != "W" and 0 <= source < stages and not (kind == "B" and stage in silent):
                     if needs not in done:
                         break
                     if rank_of_stage(name, pipeline, source) != rank:
@@ -48,12 +48,14 @@ def arrived(orders: Orders, name: str, pipeline: int) -> list[dict[Event, set[Ev
 SMALL = [shape for shape in SHAPES if shape[1] <= 4 and shape[3] <= 9]
 
 
+@pytest.mark.parametrize("frozen", [0, 1, 2])
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_what_is_let_go_has_been_read_and_is_not_needed(shape: tuple[str, int, int, int]) -> None:
+def test_what_is_let_go_has_been_read_and_is_not_needed(shape: tuple[str, int, int, int], frozen: int) -> None:
+    """Also where nothing is trained in the first stages: their backward passes begin before those behind them end."""
     name, pipeline, *_ = shape
-    orders = actions(*shape)
-    known = arrived(orders, name, pipeline)
-    for rank, table in enumerate(planned.releases(*shape)):
+    orders, silent = actions(*shape), frozenset(range(frozen))
+    known = arrived(orders, name, pipeline, silent)
+    for rank, table in enumerate(planned.releases(*shape, silent)):
         for when, sent in table.items():
             for gone in map(event, sent):
                 kind, stage, microbatch = gone
@@ -64,13 +66,15 @@ def test_what_is_let_go_has_been_read_and_is_not_needed(shape: tuple[str, int, i
                 assert last in own, f"{gone} may be kept by autograd at {when}"
 
 
+@pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zero-bubble", "zbv"])
-def test_a_program_lets_go_when_the_plan_says(name: str) -> None:
+def test_a_program_lets_go_when_the_plan_says(name: str, frozen: int) -> None:
+    silent = frozenset(range(frozen))
     for shape in (shape for shape in SHAPES if shape[0] == name):
         orders = {rank: events_of(order) for rank, order in ordered(*shape).items()}
-        for rank, table in enumerate(planned.releases(*shape)):
+        for rank, table in enumerate(planned.releases(*shape, silent)):
             said = {event(when): tuple(map(event, sent)) for when, sent in table.items()}
-            assert releases(orders, rank) == said, (shape, rank)
+            assert releases(orders, rank, silent) == said, (shape, rank)
 
 
 def test_little_of_a_long_step_is_kept() -> None:
