@@ -8,7 +8,9 @@ checkpoint saved under one plan resumes under any other. Optimizer state is kept
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import pickle
 import re
 import shutil
@@ -33,12 +35,16 @@ from .parameters import Held
 from .state import NOTHING, Unchanging
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+UNREADABLE = (OSError, EOFError, ValueError, LookupError, AttributeError, pickle.PickleError)
+"""What reading a mangled list of tensors raises."""
+INCOMPLETE = ("no complete checkpoint", "a directory that --checkpoint wrote")
 _COMPLETE = re.compile(r"step-(\d{8})")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands: ``step`` steps done under ``seed`` (data and dropout follow), ``updates`` of them made.
+    """Where training stands: ``step`` steps done under ``seed`` (data and dropout follow), ``updates`` of them made, with
+    ``samples`` in all. ``loss_scale``: None where none was needed.
 
     ``aliases``: further names of tied parameters, each with the FQN it is tied to.
     """
@@ -46,14 +52,15 @@ class Progress:
     step: int
     seed: int
     updates: int
-    loss_scale: float
+    samples: int
+    loss_scale: float | None
     clean_steps: int
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 def save(
-    directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, seed: int, loss_scale: LossScale,
-    aliases: Mapping[str, str], others: Unchanging = NOTHING,
+    directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, samples: int, seed: int,
+    loss_scale: LossScale, aliases: Mapping[str, str], others: Unchanging = NOTHING,
 ) -> Path:
     """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: of the parameters, see
     :class:`Progress`."""
@@ -61,7 +68,8 @@ def save(
     partial = target.with_name(target.name + ".partial")
     _write(partial, _boxed(parameters) | others.boxed() | _moments(optimizer))
     names = {**aliases, **others.aliases}
-    progress = Progress(step, seed, optimizer.updates, loss_scale.value, loss_scale.clean_steps, names)
+    value = loss_scale.value if loss_scale.enabled else None
+    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names)
     if dist.get_rank() == 0:
         (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
         shutil.rmtree(target, ignore_errors=True)
@@ -74,10 +82,15 @@ def newest(directory: Path) -> Path | None:
     """The newest complete checkpoint in a directory, or None. Collective: rank 0 looks, all get its answer."""
     answer: list[Path | None] = [None]
     if dist.get_rank() == 0 and directory.is_dir():
-        found = [path for path in directory.iterdir() if _COMPLETE.fullmatch(path.name) and path.is_dir()]
+        found = [path for path in directory.iterdir() if _COMPLETE.fullmatch(path.name) and _is_complete(path)]
         answer = [max(found, key=lambda path: path.name, default=None)]
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether both files are there that are written last: a copy that was broken off may lack them."""
+    return all((path / name).is_file() for name in (".metadata", "training.json"))
 
 
 def load(
@@ -85,7 +98,7 @@ def load(
 ) -> Progress:
     """Read parameters, buffers and optimizer state back, whatever plan wrote them. Collective.
 
-    Raises ProgramError where the checkpoint lacks a key or holds another shape.
+    Raises ProgramError where the checkpoint lacks a key, holds one that this model has not, or another shape.
     """
     error, progress = None, None
     try:
@@ -94,9 +107,9 @@ def load(
         error = found
     raise_together(error)
     assert progress is not None
-    _read_model(path, parameters, others, _moments(optimizer))
+    _read_model(path, parameters, others, _moments(optimizer), whole=True)
     optimizer.updates = progress.updates
-    if loss_scale.enabled:
+    if loss_scale.enabled and progress.loss_scale is not None:  # What was saved without one says nothing about it.
         loss_scale.value, loss_scale.clean_steps = progress.loss_scale, progress.clean_steps
     return progress
 
@@ -116,10 +129,11 @@ def load_parameters(path: Path, parameters: Sequence[Held], others: Unchanging =
 
 
 def _read_model(
-    path: Path, parameters: Sequence[Held], others: Unchanging, more: Mapping[str, BoxedTensor]
+    path: Path, parameters: Sequence[Held], others: Unchanging, more: Mapping[str, BoxedTensor], *, whole: bool = False
 ) -> None:
+    """``whole``: nothing else may be in it."""
     before = [buffer.value.clone() for buffer in others.buffers]
-    _read(path, {**_boxed(parameters), **others.boxed(), **more})
+    _read(path, {**_boxed(parameters), **others.boxed(), **more}, whole=whole)
     others.check_fixed(str(path), before)
 
 
@@ -129,8 +143,12 @@ def load_plain(path: Path) -> dict[str, Tensor]:
 
     One process. Raises ProgramError where the checkpoint is not complete.
     """
-    whole = _whole(path)
-    return whole | {alias: whole[fqn] for alias, fqn in _progress(path).aliases.items()}
+    aliases = _progress(path).aliases
+    try:
+        whole = _whole(path)
+    except UNREADABLE:
+        raise ProgramError(str(path), *INCOMPLETE) from None
+    return whole | {alias: whole[fqn] for alias, fqn in aliases.items()}
 
 
 def _whole(path: Path) -> dict[str, Tensor]:
@@ -203,15 +221,18 @@ def _write(path: Path, state: dict[str, BoxedTensor]) -> None:
     write_state(state, storage_writer=FileSystemWriter(path), planner=BoxSavePlanner())
 
 
-def _read(path: Path, state: dict[str, BoxedTensor]) -> None:
-    error = None
+def _read(path: Path, state: dict[str, BoxedTensor], *, whole: bool) -> None:
+    error, metadata = None, Metadata({})
     try:
-        _check(path, FileSystemReader(path).read_metadata(), state)
+        metadata = FileSystemReader(path).read_metadata()
+        _check(path, metadata, state)
     except ProgramError as found:
         error = found
-    except (OSError, EOFError, ValueError, LookupError, AttributeError, pickle.PickleError):
-        error = ProgramError(str(path), "no complete checkpoint", "a directory that --checkpoint wrote")
+    except UNREADABLE:
+        error = ProgramError(str(path), *INCOMPLETE)
     raise_together(error)
+    if whole:
+        _check_whole(path, sorted(metadata.state_dict_metadata), state)
     try:
         read_state(state, storage_reader=FileSystemReader(path), planner=BoxLoadPlanner())
     except CheckpointException as failure:  # raised on all ranks alike
@@ -228,3 +249,13 @@ def _check(path: Path, metadata: Metadata, state: Mapping[str, BoxedTensor]) -> 
             raise ProgramError(str(path), f"holds no {key}", "a checkpoint of this model")
         if tuple(entry.size) != tensor.shape:
             raise ProgramError(str(path), f"{key} is {tuple(entry.size)}", f"this model's is {tensor.shape}")
+
+
+def _check_whole(path: Path, keys: Sequence[str], state: Mapping[str, BoxedTensor]) -> None:
+    """Raise ProgramError where no rank has one of the checkpoint's keys. Collective; every rank has the same ``keys``."""
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, sum(1 << at for at, key in enumerate(keys) if key in state))
+    known = functools.reduce(operator.or_, found)
+    more = [key for at, key in enumerate(keys) if not known >> at & 1]
+    if more:
+        raise ProgramError(str(path), f"holds {more[0]}, which this model lacks", "a checkpoint of this model")

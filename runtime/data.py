@@ -114,7 +114,7 @@ class TokenFile:
             header = json.loads(line)
         except ValueError:
             header = None
-        if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("dtype") not in WIDTHS:
+        if not isinstance(header, dict) or header.get("format") != FORMAT or str(header.get("dtype")) not in WIDTHS:
             raise ProgramError(str(self.path), "no token file", right)
         if not isinstance(header.get("tokens"), int) or header.get("version") != 1:
             raise ProgramError(str(self.path), "a header without a count of tokens or of another version", right)
@@ -122,13 +122,16 @@ class TokenFile:
 
 
 class Batches:
-    """The local batch of every step: the data rank's consecutive samples of the global batch, for every input."""
+    """The local batch of every step: the data rank's consecutive samples of the global batch, for every input. ``before``:
+    samples before step 0, negative where the steps that were made had fewer.
+    """
 
     def __init__(
         self, inputs: Sequence[BatchInput], source: Source | None, seed: int, total: int, data_rank: int, data: int,
-        device: torch.device,
+        device: torch.device, before: int = 0,
     ) -> None:
         self.inputs, self.source, self.seed, self.total, self.device = tuple(inputs), source, seed, total, device
+        self._before = before
         local = total // data
         self._own = range(data_rank * local, (data_rank + 1) * local)
 
@@ -136,7 +139,7 @@ class Batches:
         """The inputs of step ``step`` (from 0) by name, each [local batch, ...] on the device."""
         batch = {entry.name: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
         for place, index in enumerate(self._own):
-            self._fill(batch, place, step * self.total + index)
+            self._fill(batch, place, self._before + step * self.total + index)
         if self.device.type == "cuda":  # What is pinned is copied while the host goes on.
             batch = {name: values.pin_memory() for name, values in batch.items()}
         return {name: values.to(self.device, non_blocking=True) for name, values in batch.items()}
@@ -166,17 +169,17 @@ class Batches:
 
 def make_batches(
     inputs: Sequence[BatchInput], path: Path | None, seed: int, total: int, data_rank: int, data: int,
-    device: torch.device,
+    device: torch.device, before: int = 0,
 ) -> Batches:
-    """Batches of ``total`` samples a step from a token file, or synthetic ones. Collective where there is a file:
-    what is wrong with it on any rank is raised on all (ProgramError)."""
+    """Batches of ``total`` samples a step from a token file, or synthetic ones, ``before`` of them before step 0. Collective
+    where there is a file: what is wrong with it on any rank is raised on all (ProgramError)."""
     tokens = next((entry for entry in inputs if entry.role == "tokens"), None)
     source: Source | None = None
     if path is not None:
         source = _checked_file(path, tokens, seed)
     elif tokens is not None:
         source = SyntheticTokens(seed, tokens.high)
-    return Batches(inputs, source, seed, total, data_rank, data, device)
+    return Batches(inputs, source, seed, total, data_rank, data, device, before)
 
 
 def _checked_file(path: Path, tokens: BatchInput | None, seed: int) -> TokenFile:

@@ -98,7 +98,7 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     add("--weight-decay", type=float, default=0.1)
     add("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     add("--compile", action="store_true", help="compile every block")
-    add("--dump-gradients", type=Path, help="write the first step's whole gradients to this file")
+    add("--dump-gradients", type=Path, help="write the whole gradients of this run's first step to this file")
     parser.set_defaults(**defaults)
     options = Options(**vars(parser.parse_args(arguments)))
     if options.steps < 1:
@@ -117,10 +117,16 @@ def check_outputs(options: Options) -> None:
         for name in ("metrics", "export_start", "dump_gradients", "checkpoint"):
             path = getattr(options, name)
             folder = path if path is None or name == "checkpoint" else path.parent
-            if error is None and folder is not None and not _writable(folder):
+            taken = name != "checkpoint" and path is not None and path.exists() and not _replaceable(path)
+            if error is None and folder is not None and (taken or not _writable(folder)):
                 right = "a folder that can be made" if name == "checkpoint" else "a file in a folder that can be made"
                 error = ProgramError(f"--{name.replace('_', '-')}", f"{path} cannot be written", right)
     raise_together(error)
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether what is there already can be written to."""
+    return not path.is_dir() and os.access(path, os.W_OK)
 
 
 def _writable(folder: Path) -> bool:

@@ -67,7 +67,9 @@ class Trainer:
 
     def __init__(self, program: Program, options: Options) -> None:
         self.program, self.options, self.world = program, options, program.world
-        self.seed, self.done = options.seed, 0
+        self.seed, self.done, self._begun = options.seed, 0, False
+        self._samples_before = 0
+        """Less what as many steps as are done have of this program's batch: programs before it had another."""
         initialize(program.modules, program.recipes, options.seed, self.world.device)
         self.parameters: tuple[Held, ...] = held_by(program.modules, program.tied)
         self.tied = TiedGradients(
@@ -81,7 +83,7 @@ class Trainer:
         self._restore()
         self.batches: Batches = make_batches(
             program.inputs, options.data, self.seed, program.batch, self.world.data_rank, self.world.data,
-            self.world.device,
+            self.world.device, self._samples_before,
         )
 
     def gradients(self) -> tuple[float, float]:
@@ -92,7 +94,8 @@ class Trainer:
     def step(self) -> tuple[float, float, float]:
         """One step of training: (mean loss, gradient norm, learning rate)."""
         found = self._passes()
-        if self.done == 0:
+        if not self._begun:
+            self._begun = True
             require_gradients(self.parameters)
             self._dump()
         reading = Reading(found)
@@ -127,8 +130,9 @@ class Trainer:
         """Write a checkpoint of the steps done, where one was asked for."""
         if self.options.checkpoint is not None:
             checkpoint.save(
-                self.options.checkpoint, self.parameters, self.optimizer, self.done, self.seed, self.loss_scale,
-                self.program.aliases, self.unchanging,
+                self.options.checkpoint, self.parameters, self.optimizer, self.done,
+                self._samples_before + self.done * self.program.batch, self.seed, self.loss_scale, self.program.aliases,
+                self.unchanging,
             )
 
     def _restore(self) -> None:
@@ -136,6 +140,7 @@ class Trainer:
         if found is not None:
             progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale, self.unchanging)
             self.done, self.seed = progress.step, progress.seed
+            self._samples_before = progress.samples - self.done * self.program.batch
         elif self.options.init_from is not None:
             checkpoint.load_parameters(self.options.init_from, self.parameters, self.unchanging)
         if found is not None or self.options.init_from is not None:
@@ -145,9 +150,11 @@ class Trainer:
             checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases, self.unchanging)
 
     def _dump(self) -> None:
-        """Write the whole gradients, where that was asked for."""
+        """Write the whole gradients, where that was asked for, without the loss scale."""
         if self.options.dump_gradients is not None:
-            gradients = [held.gradient for held in self.parameters]
+            gradients = [
+                None if held.gradient is None else held.gradient / self.loss_scale.value for held in self.parameters
+            ]
             checkpoint.export(self.options.dump_gradients, self.parameters, gradients, self.program.aliases)
 
     def _streams(self) -> Streams | None:

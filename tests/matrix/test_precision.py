@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,23 @@ def test_an_overflow_skips_the_step_on_all_ranks(workers: Workers, name: str, tm
     program.train(workers, 3, "--checkpoint", str(kept))
     grown = json.loads((kept / "step-00000003" / "training.json").read_text())
     assert grown["loss_scale"] == 2.0**11 and grown["clean_steps"] == 0 and grown["updates"] == 2
+
+
+def test_a_loss_scale_is_what_fp16_alone_leaves(workers: Workers, tmp_path: Path) -> None:
+    """A checkpoint of another precision says nothing about it."""
+    wide, half = (emitted(small_graph("gpt", each), ROWS["one rank"], tmp_path / each, each) for each in ("fp32", "fp16"))
+    kept, scales = tmp_path / "kept", []
+    for step, program in enumerate((wide, half, wide, half), 1):
+        program.train(workers, step, "--checkpoint", str(kept))
+        scales.append(json.loads((kept / f"step-{step:08d}" / "training.json").read_text())["loss_scale"])
+    assert scales == [None, 2.0**16, None, 2.0**16]
+
+
+def test_dumped_gradients_are_without_the_loss_scale(workers: Workers, tmp_path: Path) -> None:
+    program, file = emitted(small_graph("gpt", "fp16"), ROWS["zero 1"], tmp_path / "program", "fp16"), tmp_path / "gradients.pt"
+    (report,) = program.train(workers, 1, "--dump-gradients", str(file))
+    squared = sum(float(value.double().square().sum()) for value in {id(v): v for v in torch.load(file).values()}.values())
+    assert math.sqrt(squared) == pytest.approx(report["grad_norm"], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -80,6 +80,8 @@ def test_a_bad_flag_of_a_program(workers: Workers, program: Emitted) -> None:
 def test_a_place_that_cannot_be_written(workers: Workers, program: Emitted, flag: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     refused(program.launch(workers, flag, str(tmp_path / "file" / "below")), flag, "cannot be written")
+    if flag != "--checkpoint":
+        refused(program.launch(workers, flag, str(tmp_path)), flag, "cannot be written")
 
 
 def test_a_start_that_is_no_checkpoint(workers: Workers, program: Emitted, tmp_path: Path) -> None:
@@ -90,6 +92,14 @@ def test_a_checkpoint_of_another_model(workers: Workers, program: Emitted, tmp_p
     other = emitted(small_graph("llama"), Row(), tmp_path / "other")
     other.train(workers, 1, "--checkpoint", str(tmp_path / "kept"))
     refused(program.launch(workers, "--checkpoint", str(tmp_path / "kept")), "tokens.weight is (53, 28)")
+
+
+def test_a_checkpoint_of_more_layers(workers: Workers, tmp_path: Path) -> None:
+    """Nothing that was trained is dropped silently."""
+    deep, flat = (emitted(small_graph("gpt", layers=layers), Row(), tmp_path / str(layers)) for layers in (2, 1))
+    deep.train(workers, 1, "--checkpoint", str(tmp_path / "kept"))
+    refused(flat.launch(workers, "--steps", "2", "--checkpoint", str(tmp_path / "kept")), "holds blocks.1.", "this model lacks")
+    flat.train(workers, 1, "--init-from", str(tmp_path / "kept"))
 
 
 @pytest.mark.parametrize(("file", "size", "said"), [

@@ -103,6 +103,8 @@ def test_the_newest_complete_checkpoint_is_used(
     shutil.copytree(half / "step-00000003", cut)
     (cut / "training.json").unlink()
     (tmp_path / "step-00000009").write_text("no directory")
+    (tmp_path / "step-00000008").mkdir()
+    shutil.copy(half / "step-00000003" / "training.json", tmp_path / "step-00000008")
     shutil.rmtree(tmp_path / "step-00000003")
     reports = programs["one rank"].train(workers, 5, "--data", str(tokens), "--checkpoint", str(tmp_path))
     assert [report["step"] for report in reports] == [3, 4, 5]
@@ -167,3 +169,13 @@ def test_the_start_is_the_same_under_every_plan(workers: Workers, programs: dict
 def test_progress_is_readable(half: Path) -> None:
     progress = json.loads((half / "step-00000003" / "training.json").read_text())
     assert progress["step"] == progress["updates"] == 3 and progress["seed"] == SEED
+    assert progress["samples"] == 36 and progress["loss_scale"] is None
+
+
+def test_another_batch_goes_on_with_the_next_sample(workers: Workers, half: Path, tokens: Path, tmp_path: Path) -> None:
+    """After three steps of twelve."""
+    program = emitted(small_graph("gpt", layers=3), Row(accumulation=3, microbatch=6), tmp_path / "program")
+    shutil.copytree(half / "step-00000003", tmp_path / "kept" / "step-00000003")
+    program.train(workers, 5, "--data", str(tokens), "--checkpoint", str(tmp_path / "kept"))
+    progress = json.loads((tmp_path / "kept" / "step-00000005" / "training.json").read_text())
+    assert progress["samples"] == 36 + 2 * 18

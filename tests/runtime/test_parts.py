@@ -86,6 +86,13 @@ def test_any_data_degree_sees_the_same_global_batch() -> None:
     assert int(whole["input_ids"].max()) < 90
 
 
+def test_another_batch_goes_on_with_the_next_sample() -> None:
+    """After three steps of four samples the fourth, of six, begins with the thirteenth."""
+    every = Batches(INPUTS, SyntheticTokens(3, 90), 3, 18, 0, 1, CPU).at(0)
+    later = Batches(INPUTS, SyntheticTokens(3, 90), 3, 6, 0, 1, CPU, before=3 * 4 - 3 * 6).at(3)
+    assert all(torch.equal(later[name], values[12:]) for name, values in every.items())
+
+
 def token_file(path: Path, tokens: list[int], dtype: str = "uint16", claimed: int | None = None) -> Path:
     width = {"uint16": 2, "uint32": 4}[dtype]
     header = {"format": "shardwright-tokens", "version": 1, "dtype": dtype, "tokens": claimed or len(tokens)}
