@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import ProgramError
 from .schedule import MULTIPLE, SINGLE, SPLIT_BACKWARD
+from .zero import MASTER_DTYPE
 
 FILE = "train.py"
+AXES = {"pipeline", "data", "tensor"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
     block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
-    backward pass."""
+    backward pass; ``shared``: the blocks that each tied parameter is part of."""
 
+    precision: str
     mesh: Mapping[str, int]
     zero_group: int
     total: int
@@ -26,12 +29,18 @@ class Settings:
     virtual: int
     stages: Sequence[tuple[int, int, Sequence[int]]]
     recomputes: Sequence[str]
+    shared: Mapping[str, Collection[int]]
 
 
 def check_settings(settings: Settings) -> None:
     """Raise ProgramError, naming the variable, for the first contradiction. Every rank finds the same."""
+    if settings.precision not in MASTER_DTYPE:
+        raise ProgramError(f"{FILE}: PRECISION", f"{settings.precision!r} is unknown", f"one of {', '.join(MASTER_DTYPE)}")
+    if set(settings.mesh) != AXES or not all(isinstance(degree, int) and degree > 0 for degree in settings.mesh.values()):
+        raise ProgramError(f"{FILE}: MESH", str(dict(settings.mesh)), f"a positive degree of {', '.join(sorted(AXES))}")
     _check_batch(settings)
     _check_stages(settings)
+    _check_shared(settings)
     _check_schedule(settings)
     if settings.schedule in SPLIT_BACKWARD:
         _check_split(settings)
@@ -61,6 +70,16 @@ def _check_stages(settings: Settings) -> None:
         edge = last
     if edge != len(settings.recomputes):
         raise ProgramError(where, f"end at block {edge}", f"the chain has {len(settings.recomputes)}")
+
+
+def _check_shared(settings: Settings) -> None:
+    """One ZeRO stage holds a parameter, in whichever blocks it is."""
+    zero = [stage for *_, stages in settings.stages for stage in stages]
+    for fqn, blocks in settings.shared.items():
+        found = sorted({zero[block] for block in blocks})
+        if len(found) > 1:
+            wrong = f"blocks {', '.join(map(str, sorted(blocks)))} share {fqn} and have ZeRO stages {found}"
+            raise ProgramError(f"{FILE}: STAGES", wrong, "the same for all of them")
 
 
 def _check_schedule(settings: Settings) -> None:

@@ -10,8 +10,9 @@ from runtime.errors import ProgramError
 from runtime.settings import Settings, check_settings
 
 GOOD = Settings(
-    mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4, schedule="1f1b", virtual=1,
-    stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
+    precision="bf16", mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4,
+    schedule="1f1b", virtual=1, stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
+    shared={"head.weight": (3, 4)},
 )
 FOUR = [(0, 1, [0]), (1, 2, [0]), (2, 3, [0]), (3, 5, [0] * 2)]
 ONE = {"pipeline": 1, "data": 4, "tensor": 1}
@@ -26,6 +27,10 @@ def test_good_settings_pass() -> None:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
+    ({"precision": "fp8"}, "PRECISION: 'fp8' is unknown; one of"),
+    ({"mesh": {"pipeline": 2, "dta": 2, "tensor": 1}}, "MESH: .*a positive degree of data, pipeline, tensor"),
+    ({"mesh": {"pipeline": 2, "data": 0, "tensor": 1}}, "MESH: "),
+    ({"shared": {"wte": {4, 0}}}, r"STAGES: blocks 0, 4 share wte and have ZeRO stages \[0, 3\]; the same for all of them"),
     ({"total": 12}, "BATCH: MICRO x ACCUMULATION x data = 16, not 12"),
     ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
     ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),

@@ -66,8 +66,9 @@ def crossing(module_names, world):
 def build(device=None):
     """Mesh, stages, ZeRO and schedule: the program of this rank."""
     check_settings(Settings(
-        mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION, schedule=SCHEDULE,
-        virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
+        precision=PRECISION, mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION,
+        schedule=SCHEDULE, virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
+        shared=SHARED,
     ))
     world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device)
     pipeline = MESH["pipeline"]
