@@ -26,7 +26,9 @@ class Backward:
     """The engine's run over one block. ``gradients``: those that wait for a node, by the value that they belong to;
     ``again``: what was made again, by the node that asks for it and then lets it go (torch/utils/checkpoint.py,
     ``unpack_hook``); ``waiting``: what came into the nodes that parameters join, in the input part of a split pass; ``parts``:
-    of parameters that several nodes read, of which ``missing`` are still to run; ``split``: what parameters join waits."""
+    of parameters that several nodes read, of which ``missing`` are still to run, or that later blocks use too, where the node
+    that accumulates has it waiting and adds each next part as it comes (``input_buffer.cpp``, ``accumulate``); ``split``: what
+    parameters join waits."""
 
     def __init__(
         self, block: BlockForward, heap: Heap, kept: Kept, present: set[str], split: bool, waits: frozenset[str],
@@ -39,7 +41,8 @@ class Backward:
         self.trained, self.missing = block.arranged.trained, block.arranged.shares.copy()
         # The input part makes no gradients of what is made of parameters alone.
         self.skipped: Container[str] = block.paths.derived if self.split else ()
-        self.parts: dict[str, Gradient] = {}
+        joined, size = [name for name in joins if self.missing[name]], block.local.storage_bytes
+        self.parts = {name: Gradient(Storage(size(name), ACTIVATIONS), size(name)) for name in joined}
         self.repeated: set[range] = set()
         self.again = Kept()
 
@@ -48,7 +51,8 @@ class Backward:
         for at in range(len(self.block.primitives) - 1, -1, -1):
             if self.block.primitives[at].differentiable:
                 self._node(at, release=not self.split)
-        for value, gradient in self.parts.items():  # of parameters that some path reads to which no gradient came
+        # What is left is of parameters that some path reads to which no gradient came, or waits for the weight part.
+        for value, gradient in () if self.split else self.parts.items():
             self._accumulate(value, gradient)
 
     def tail(self, reached: frozenset[int]) -> None:
@@ -133,7 +137,7 @@ class Backward:
         name = self.block.paths.handed_on.get(value, value)
         if name not in self.trained or name in self.present or name in self.parts or self.missing[name] > 1:
             return ACTIVATIONS
-        return ACTIVATIONS if name in self.waits or name in self.joins else GRADIENTS
+        return ACTIVATIONS if name in self.waits else GRADIENTS
 
     def _let_go(self, at: int) -> None:
         for storage in self.kept.pop(at, ()):
@@ -141,10 +145,7 @@ class Backward:
 
     def _deliver(self, value: str, gradient: Gradient) -> None:
         if value in self.trained:
-            earlier = self.parts.pop(value, None)
-            self.missing[value] -= 1
-            if earlier is not None:
-                gradient = self._sum(earlier, gradient, ACTIVATIONS if self.missing[value] else self._kind(value))
+            gradient = self._with_others(value, gradient)
             if self.missing[value]:
                 self.parts[value] = gradient
             else:
@@ -154,11 +155,19 @@ class Backward:
         else:
             self.gradients[value] = gradient
 
+    def _with_others(self, value: str, gradient: Gradient) -> Gradient:
+        """A part of a parameter's gradient, summed with those that came before it."""
+        earlier = self.parts.pop(value, None)
+        self.missing[value] -= 1
+        if earlier is None:
+            return gradient
+        return self._sum(earlier, gradient, ACTIVATIONS if self.missing[value] else self._kind(value))
+
     def _accumulate(self, value: str, gradient: Gradient) -> None:
-        """All of a parameter's gradient that this block makes becomes its gradient, or is added to it in place."""
+        """All of a parameter's gradient that this block and later ones make waits for an earlier block's part, or becomes its
+        gradient, or is added to it in place."""
         storage = gradient.storage
-        if value in self.waits | self.joins:
-            self._gather(value, storage)
+        if value in self.waits:
             return
         if value in self.present:
             self.heap.drop(storage)
@@ -177,16 +186,6 @@ class Backward:
         self.heap.drop(earlier.storage)
         self.heap.drop(later.storage)
         return total
-
-    def _gather(self, value: str, storage: Storage) -> None:
-        """A part of a shared parameter's gradient: summed with the part that waits, and handed over, or left to wait."""
-        if value in self.joins:
-            done = value not in self.waits and value not in self.present
-            total = self.heap.make(storage.size, GRADIENTS if done else ACTIVATIONS)
-            self.heap.drop(storage)
-            self.heap.now[ACTIVATIONS] -= storage.size
-            if value not in self.waits and value in self.present:
-                self.heap.drop(total)
 
     def _recompute(self, again: range) -> None:
         """The forward pass of a run again, up to the last tensor that is kept."""
@@ -256,8 +255,10 @@ class Backward:
                 if value in way:
                     self.heap.drop(gradient.storage)
                     continue
-                table = found if value in self.trained else self.gradients
-                table[value] = self._sum(table[value], gradient) if value in table else gradient
+                if value in self.trained:
+                    self.parts[value] = found[value] = self._with_others(value, gradient)
+                else:
+                    self._deliver(value, gradient)
             for gradient in () if joins else incoming:
                 self.heap.drop(gradient.storage)
             if called and not kept:
@@ -277,8 +278,10 @@ class Backward:
         """The first gradient of a parameter is its gradient; others are added to it in place."""
         added = list[Storage]()
         for name, gradient in found.items():
-            if name in self.waits | self.joins:
-                self._gather(name, gradient.storage)
+            if name in self.waits:
+                continue
+            if name in self.present and name in self.joins:
+                self.heap.drop(gradient.storage)
             elif name in self.present:
                 added.append(gradient.storage)
             else:

@@ -95,6 +95,12 @@ CASES = [
     ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble")),
     ("scaled", "bf16", Row(tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="zbv")),
     ("looped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    # Several nodes of one block add to what waits of a later block's gradient.
+    ("unrolled", "fp32", Row(microbatch=2)),
+    ("unrolled", "fp32", Row(data=2, recompute="full", accumulation=2, microbatch=2)),
+    ("unrolled", "fp32", Row(
+        pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
+    )),
     ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("translator", "fp32", Row(pipeline=4, accumulation=4)),

@@ -524,6 +524,26 @@ def looped(width: int = 16, vocab: int = 64) -> Looped:
     return model
 
 
+class Unrolled(nn.Module):
+    """A recurrence written step by step: most steps are in one block, the last one's products in others."""
+
+    def __init__(self, width: int, vocab: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+        self.inward, self.onward = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        states = [torch.zeros_like(x[:, 0])]
+        for at in range(x.shape[1]):
+            states.append(torch.tanh(self.inward(x[:, at]) + self.onward(states[-1])))
+        return self.head(torch.stack(states[1:], 1))
+
+
+def unrolled(width: int = 256, vocab: int = 16) -> Unrolled:
+    return Unrolled(width, vocab)
+
+
 class Stamped(Stacked):
     """Learned tokens before all others, and learned positions."""
 
