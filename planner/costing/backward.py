@@ -203,14 +203,14 @@ class Backward:
         block.forget(self.heap, kept, block.forgotten.intersection(again))
         self.again |= kept
 
-    def shared(self, index: int) -> list[int]:
+    def shared(self, index: int) -> tuple[list[int], list[Storage]]:
         """The weight part of a group of parameters that other blocks use too: before all others, whose nodes lie on the way.
-        What came into the nodes that are returned goes when the last block's are done."""
+        What came into the nodes that are returned goes when the last block's are done; the storages, which were added to older
+        gradients, when the next group's gradients are made."""
         group = self.block.paths.groups[index]
         nodes = [at for at in group if at in self.waiting] if self._is_shared(group) else []
-        if nodes:
-            self._group(nodes, self.block.paths.inward(nodes, self.waits), kept=True)
-        return nodes
+        added = self._group(nodes, self.block.paths.inward(nodes, self.waits), kept=True) if nodes else []
+        return nodes, added
 
     def weights(self, carried: Sequence[Storage]) -> list[Storage]:
         """The weight part of the others, group by group. Gradients that are added to older ones live until the next are made
@@ -280,9 +280,7 @@ class Backward:
         for name, gradient in found.items():
             if name in self.waits:
                 continue
-            if name in self.present and name in self.joins:
-                self.heap.drop(gradient.storage)
-            elif name in self.present:
+            if name in self.present:
                 added.append(gradient.storage)
             else:
                 self.present.add(name)

@@ -98,7 +98,7 @@ class BlockPasses(BlockForward):
     def _weights(self, run: Backward, carried: int, reached: frozenset[str]) -> Pass:
         """The weight part of what no other block uses, when that of the others is done."""
         for index in range(len(self.paths.groups)):
-            run.forget(run.shared(index))
+            run.forget(run.shared(index)[0])
         before = [run.heap.make(carried)] if carried else []
         begin = run.heap.restart()
         added = run.weights(before)
@@ -175,9 +175,10 @@ class BlockPasses(BlockForward):
 def _shared(run: Backward, group: int) -> Pass:
     """The weight part of one group of parameters that other blocks use too, when those before it are done."""
     for index in range(group):
-        run.forget(run.shared(index))
+        run.forget(run.shared(index)[0])
     begin = run.heap.restart()
-    spent = run.shared(group)
+    spent, added = run.shared(group)
     passed = run.heap.since(begin)
     run.forget(spent)
-    return replace(passed, added=passed.after[0] - run.heap.since(begin).after[0])
+    left = sum(storage.size for storage in added)
+    return replace(passed, added=passed.after[0] - run.heap.since(begin).after[0], left=left)

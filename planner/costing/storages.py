@@ -61,7 +61,8 @@ class Pass:
     """(activation, gradient) bytes beyond those at its beginning: ``peak`` when their sum is highest, and ``after``.
     ``leaving``: of a backward pass, the inputs' gradients; ``waiting``: numbers of the storages that arrived and wait for the
     weight part; ``added``: of a weight part, bytes that go when the next gradient has been made (of parameters of other blocks
-    too: when all those have); ``left``: bytes that go with the whole stage's graph."""
+    too: when all those have); ``left``: bytes that go with the whole stage's graph; of parameters of other
+    blocks too, when the next such group's gradients have been made."""
 
     peak: tuple[int, int]
     after: tuple[int, int]

@@ -259,7 +259,9 @@ class StageReplay:
         carried, left = 0, sum(size for storage, size in self.context.items() if self._context_keepers[storage])
         left += sum(self.sizes[name] for name, at in self._weight_owners.items() if at < 0 and self._is_own(name))
         for group in self._shared.groups:
-            self.heap.add("activations", -sum(self._run_weights(at, 0, index).added for at, index in group))
+            passes = [self._run_weights(at, 0, index) for at, index in group]
+            self.heap.add("activations", -carried - sum(passed.added for passed in passes))
+            carried = sum(passed.left for passed in passes)
         for at in range(len(self.chain)):
             passed = self._run_weights(at, carried)
             carried, left = passed.added, left + passed.left

@@ -242,6 +242,14 @@ def test_every_parameter_divided(server: Server, tmp_path: Path) -> None:
     compare(server, graph, "fp32", row, tmp_path, divided(graph, row))
 
 
+@pytest.mark.slow
+def test_what_is_added_to_gradients_of_shared_parameters(server: Server, tmp_path: Path) -> None:
+    """In the weight part of a split pass it stays until the next group's is made. The weights are most of what is alive."""
+    row = Row(pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1)
+    source = load_model(f"{MODELS}:looped", {"width": 256, "vocab": 16, "bias": False}, None)
+    compare(server, trace_model(source, sequence=24, dtype="float32"), "fp32", row, tmp_path)
+
+
 def compare(
     server: Server, graph: ModelGraph, precision: str, row: Row, tmp_path: Path,
     placements: Mapping[str, BodyPlacement] | None = None, kernels: str = "cpu",

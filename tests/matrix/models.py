@@ -518,8 +518,11 @@ class Looped(Stacked):
         return F.linear(x, self.embedding.weight)
 
 
-def looped(width: int = 16, vocab: int = 64) -> Looped:
-    model = Looped([Average(width)], width, vocab)
+def looped(width: int = 16, vocab: int = 64, *, bias: bool = True) -> Looped:
+    layer = Average(width)
+    if not bias:
+        layer.up.bias = layer.down.bias = None
+    model = Looped([layer], width, vocab)
     model.head.weight = model.embedding.weight
     return model
 
