@@ -68,8 +68,8 @@ class Trainer:
     def __init__(self, program: Program, options: Options) -> None:
         self.program, self.options, self.world = program, options, program.world
         self.seed, self.done, self._begun = options.seed, 0, False
+        # Samples of the steps done, less what this program's batch makes of as many: other plans had other batches.
         self._samples_before = 0
-        """Less what as many steps as are done have of this program's batch: programs before it had another."""
         initialize(program.modules, program.recipes, options.seed, self.world.device)
         self.parameters: tuple[Held, ...] = held_by(program.modules, program.tied)
         self.tied = TiedGradients(

@@ -36,13 +36,14 @@ class MemoryTooSmall(NoPlanFits):
 
 
 def unplaceable(constraints: Constraints) -> ShardwrightError:
-    """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it."""
+    """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it. Those on tensor
+    ranks are named; where there are none, others leave some layer nothing to choose."""
     placing = ("tensor", "sequence_parallel")
     conditions = [condition for name in placing for condition in constraints.on(name)]
     forbidden = [each for each in constraints.forbidden if any(condition.name in placing for condition in each.conditions)]
     said = [str(condition) for condition in conditions] + [f"not ({combination})" for combination in forbidden]
     if not said:
-        return NoPlanFits("placement", "the model has none on this cluster", "another number of devices")
+        return NoPlanFits("constraints", "they leave some layer no placement or no choice", "fewer of them")
     where = conditions[-1].field if conditions else forbidden[-1].where
     wrong = f"{' and '.join(said)} leave{'s' if len(said) == 1 else ''} no placement of the model's tensors"
     return PinError(where, wrong, "another value, or leave it out")

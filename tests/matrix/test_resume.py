@@ -176,6 +176,13 @@ def test_another_batch_goes_on_with_the_next_sample(workers: Workers, half: Path
     """After three steps of twelve."""
     program = emitted(small_graph("gpt", layers=3), Row(accumulation=3, microbatch=6), tmp_path / "program")
     shutil.copytree(half / "step-00000003", tmp_path / "kept" / "step-00000003")
-    program.train(workers, 5, "--data", str(tokens), "--checkpoint", str(tmp_path / "kept"))
-    progress = json.loads((tmp_path / "kept" / "step-00000005" / "training.json").read_text())
-    assert progress["samples"] == 36 + 2 * 18
+    # As two steps of eighteen would have left it: the next one begins with the same sample.
+    shutil.copytree(half / "step-00000003", tmp_path / "same" / "step-00000002")
+    file = tmp_path / "same" / "step-00000002" / "training.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2}))
+    found = {}
+    for name, step in (("kept", 4), ("same", 3)):
+        (found[name],) = losses(program.train(workers, step, "--data", str(tokens), "--checkpoint", str(tmp_path / name)))
+    assert found["kept"] == pytest.approx(found["same"], rel=1e-12)
+    progress = json.loads((tmp_path / "kept" / "step-00000004" / "training.json").read_text())
+    assert progress["samples"] == 36 + 18
