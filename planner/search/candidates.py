@@ -20,21 +20,23 @@ from planner.search.allowed import Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
 
+ALIKE = 0.9
+"""Groups of ranks are alike that get so much of what the largest of them gets, of what is sharded over each."""
 Group = tuple[int, int, int, int, int, bool]
 """What decides the prices of blocks: (data, its stride, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """``zero_groups``: over how many ranks ZeRO may shard, one number for the whole plan, with any stage; ``once_groups``:
-    others, where no block sends for every micro-batch."""
+    """``zero_groups``: over how many ranks ZeRO may shard, one number for the whole plan, with any stage; together those that
+    are looked at as one first, because they are alike. ``once_groups``: others, where no block sends for every micro-batch."""
 
     mesh: Mesh
     micro: int
     accumulation: int
     schedule: ScheduleName
     virtual: int
-    zero_groups: tuple[int, ...]
+    zero_groups: tuple[tuple[int, ...], ...]
     once_groups: tuple[int, ...] = ()
 
     @property
@@ -46,14 +48,14 @@ class Candidate:
     @property
     def groups(self) -> tuple[int, ...]:
         """All of its ZeRO groups."""
-        return self.zero_groups + self.once_groups
+        return (*itertools.chain.from_iterable(self.zero_groups), *self.once_groups)
 
     @property
     def first(self) -> Candidate:
         """The candidate of the first ZeRO group alone."""
-        return self.with_groups(self.zero_groups[:1]) if self.zero_groups else self.with_groups((), self.once_groups[:1])
+        return self.with_groups((self.zero_groups[0][:1],)) if self.zero_groups else self.with_groups((), self.once_groups[:1])
 
-    def with_groups(self, zero_groups: tuple[int, ...], once_groups: tuple[int, ...] = ()) -> Candidate:
+    def with_groups(self, zero_groups: tuple[tuple[int, ...], ...], once_groups: tuple[int, ...] = ()) -> Candidate:
         """The same with these ZeRO groups."""
         return Candidate(self.mesh, self.micro, self.accumulation, self.schedule, self.virtual, zero_groups, once_groups)
 
@@ -63,7 +65,7 @@ class Candidate:
         if len(self.groups) == 1:
             return (self,)
         return (
-            *(self.with_groups((group,)) for group in self.zero_groups),
+            *(self.with_groups(((group,),)) for group in itertools.chain.from_iterable(self.zero_groups)),
             *(self.with_groups((), (group,)) for group in self.once_groups),
         )
 
@@ -173,19 +175,44 @@ def _scheduled(
             if not constraints.admits("virtual", virtual):
                 continue
             every = Candidate(mesh, micro, accumulation, schedule, virtual, *groups)
-            yield from _alike(every, constraints, graph)
+            yield from _apart(every, cluster, constraints, graph)
 
 
-def _zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The whole data axis, and the part of it inside a node; its other divisors. (Sharding over one rank is no sharding, which
-    is a stage of any group.) All that are admitted, where constraints speak of groups."""
+def _zero_groups(
+    cluster: Cluster, constraints: Constraints, mesh: Mesh
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Every divisor of the data axis. (Sharding over one rank is no sharding, which is a stage of any group.) Under a pipeline
+    those that are like the whole axis or its part inside a node, then the others, which send once a step; every one that is
+    admitted, where constraints speak of groups."""
+    admitted = (group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
     if _speaks_of_groups(constraints):
-        return tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group)), ()
+        return _like(tuple(admitted), cluster, mesh), ()
     if mesh.data == 1 or constraints.pinned("zero") == 0:
-        return (mesh.data,), ()
-    inside = cluster.devices_per_node // mesh.data_stride
-    first = (mesh.data, inside) if 1 < inside < mesh.data and mesh.data % inside == 0 else (mesh.data,)
-    return first, tuple(group for group in reversed(divisors(mesh.data)) if group > 1 and group not in first)
+        return ((mesh.data,),), ()
+    parts = _like(tuple(group for group in admitted if group > 1), cluster, mesh)
+    if mesh.pipeline == 1:
+        return parts, ()
+    inside = next((part for part in parts if part[0] <= _inside(cluster, mesh)), parts[0])
+    kept = tuple(dict.fromkeys((parts[0], inside)))
+    return kept, tuple(group for part in parts if part not in kept for group in part)
+
+
+def _like(groups: tuple[int, ...], cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Those that are alike together: across nodes or inside one, and each rank gets nearly as much from the others (all but
+    one in a group of what is sharded)."""
+    found = list[list[int]]()
+    for group in groups:
+        first, inside = found[-1][0] if found else 0, _inside(cluster, mesh)
+        if first and (group > inside) == (first > inside) and 1 - 1 / group >= ALIKE * (1 - 1 / first):
+            found[-1].append(group)
+        else:
+            found.append([group])
+    return tuple(map(tuple, found))
+
+
+def _inside(cluster: Cluster, mesh: Mesh) -> int:
+    """Data ranks of one node."""
+    return max(1, cluster.devices_per_node // mesh.data_stride)
 
 
 def _speaks_of_groups(constraints: Constraints) -> bool:
@@ -194,7 +221,7 @@ def _speaks_of_groups(constraints: Constraints) -> bool:
     return any(condition.name == "zero_group" for condition in itertools.chain(constraints.conditions, refused))
 
 
-def _alike(every: Candidate, constraints: Constraints, graph: ModelGraph) -> Iterator[Candidate]:
+def _apart(every: Candidate, cluster: Cluster, constraints: Constraints, graph: ModelGraph) -> Iterator[Candidate]:
     """A candidate's ZeRO groups that leave the blocks a choice; apart where they do not leave the same."""
     if not _speaks_of_groups(constraints):
         left = allowed_choices(every.first, constraints, graph)
@@ -206,7 +233,8 @@ def _alike(every: Candidate, constraints: Constraints, graph: ModelGraph) -> Ite
         spaces = tuple(allowed_choices(candidate, constraints, graph, parallel) for parallel in (None, False, True))
         if spaces[0]:
             alike[spaces] = (*alike.get(spaces, ()), candidate.zero_group)
-    yield from map(every.with_groups, alike.values())
+    for groups in alike.values():
+        yield every.with_groups(_like(groups, cluster, every.mesh))
 
 
 def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:

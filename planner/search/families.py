@@ -124,7 +124,7 @@ class Scope:
         key = (candidate.mesh, candidate.micro, candidate.zero_groups, candidate.once_groups, self._spaces(candidate.first))
         if key not in self.families:
             first, *others = candidate.zero_groups
-            apart = [candidate.with_groups((group,)) for group in others]
+            apart = [candidate.with_groups((groups,)) for groups in others]
             apart.append(candidate.with_groups((first,), candidate.once_groups))
             chains = tuple(chain for each in apart for chain in self._chains(each))
             self.families[key] = Family(candidate, chains, self.cluster) if chains else None

@@ -16,20 +16,22 @@ Costs = tuple[float, ...]
 
 
 def without_beaten(
-    candidate: Candidate, priced: Sequence[Sequence[StateCosts]], costs_of: Callable[[StateCost], Costs]
-) -> tuple[int, ...]:
-    """Of its ``once_groups``, less those under which nothing costs less than under a larger group: their plans are no worse
-    under that one. (Sums of tied gradients over stages move less, the larger the group.) ``priced``: for each of its groups,
-    of every option; stage 1 is all that tells them apart. ``costs_of``: what matters of it."""
-    known: list[tuple[int, Floats]] = []
+    candidate: Candidate, priced: Sequence[Sequence[StateCosts]], stages: Sequence[int], costs_of: Callable[[StateCost], Costs]
+) -> Candidate:
+    """Less the ZeRO groups under which nothing costs less than under a larger one: their plans are no worse under that one.
+    (Sums of tied gradients over stages move less, the larger the group.) ``priced``: for each of its groups, of every option;
+    ``stages``: that blocks may have, of which stage 0 knows no groups. ``costs_of``: what matters of one."""
     kept: list[int] = []
-    for group, options in zip(candidate.groups, priced, strict=True):
-        distinct = {id(stages): stages[1] for option in options for stages in option.values()}
-        costs = np.array([costs_of(state) for state in distinct.values()])
-        if group in candidate.once_groups and not any(larger >= group and (other <= costs).all() for larger, other in known):
+    known: list[tuple[int, dict[int, Floats]]] = []
+    for group, options in sorted(zip(candidate.groups, priced, strict=True), key=lambda pair: -pair[0]):
+        distinct = {id(states): states for option in options for states in option.values()}.values()
+        here = [zero for zero in stages if zero == 1 or (zero and group not in candidate.once_groups)]
+        costs = {zero: np.array([costs_of(states[zero]) for states in distinct if zero in states]) for zero in here}
+        if not any(all(zero in other and (other[zero] <= costs[zero]).all() for zero in here) for _, other in known):
             kept.append(group)
         known.append((group, costs))
-    return tuple(kept)
+    parts = (tuple(group for group in part if group in kept) for part in candidate.zero_groups)
+    return candidate.with_groups(tuple(filter(None, parts)), tuple(g for g in candidate.once_groups if g in kept))
 
 
 def with_copies(sharded: Sequence[StateCosts], copies: Sequence[StateCosts]) -> tuple[StateCosts, ...]:

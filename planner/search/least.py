@@ -21,7 +21,7 @@ from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction, StagePlan
-from planner.search.allowed import Allowed
+from planner.search.allowed import Allowed, union_of
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import Chain
 from planner.search.groups import bytes_alone, without_beaten
@@ -127,9 +127,10 @@ class LeastMemory:
     def _light(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups under which parameters are no smaller than under another."""
         priced = [costed.states for each in candidate.each if (costed := self.prices(each)) is not None]
-        if not priced or not candidate.once_groups:
+        if not priced or len(candidate.groups) == 1:
             return candidate
-        return candidate.with_groups(candidate.zero_groups, without_beaten(candidate, priced, bytes_alone))
+        stages = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph)).zero
+        return without_beaten(candidate, priced, stages, bytes_alone)
 
     def _open(self, members: Sequence[Candidate]) -> None:
         """A family's candidates of one ZeRO group."""

@@ -40,7 +40,7 @@ HUGE_MICROBATCH = 4096
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
 Placements = Mapping[str, BodyPlacement]
-StateKey = tuple[int, int, int, tuple[tuple[int, ...], tuple[int, ...]], bool, bool]
+StateKey = tuple[int, int, int, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
 """What decides the prices of parameters: (data, tensor, its stride, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
 Unit = tuple[int, int]
@@ -99,7 +99,7 @@ class Prices:
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
-        self._unbeaten: dict[StateKey, tuple[int, ...]] = {}
+        self._unbeaten: dict[tuple[StateKey, tuple[int, ...]], Candidate] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
@@ -204,24 +204,28 @@ class Prices:
         )
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
-        """Less the ZeRO groups that another beats."""
-        if not candidate.once_groups or not self.options(candidate.mesh.tensor):
+        """Less the ZeRO groups that a larger one beats."""
+        if len(candidate.groups) == 1 or not self.options(candidate.mesh.tensor):
             return candidate
-        key = self._state_key(candidate)
+        stages = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph)).zero
+        key = self._state_key(candidate), stages
         if key not in self._unbeaten:
-            self._unbeaten[key] = self._found_unbeaten(candidate)
-        return candidate.with_groups(candidate.zero_groups, self._unbeaten[key])
+            self._price_groups(candidate)
+            priced = [self.states(each) for each in candidate.each]
+            self._unbeaten[key] = without_beaten(candidate, priced, stages, partial(seconds_and_bytes, planning_engine()))
+        less = self._unbeaten[key]
+        return candidate.with_groups(less.zero_groups, less.once_groups)
 
-    def _found_unbeaten(self, candidate: Candidate) -> tuple[int, ...]:
-        """Their parameters are priced then: where every rank has all of them, they cost the same whatever the group."""
-        priced = self._states_of(candidate, (1,))
-        kept = without_beaten(candidate, priced, partial(seconds_and_bytes, planning_engine()))
-        copies = self.states(candidate.first)
-        for group, option in zip(candidate.groups, priced, strict=True):
-            if group in kept:
-                alone = candidate.with_groups((), (group,))
-                self._states_beside(candidate.mesh.tensor)[self._state_key(alone)] = with_copies(option, copies)
-        return kept
+    def _price_groups(self, candidate: Candidate) -> None:
+        """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
+        known, copies = self._states_beside(candidate.mesh.tensor), self.states(candidate.first)
+        alone = [each for each in candidate.each if self._state_key(each) not in known]
+        for stages in (ONCE, ZERO_STAGES):
+            some = [each for each in alone if (stages is ONCE) == bool(each.once_groups)]
+            if some:
+                every = candidate.with_groups((), tuple(each.zero_group for each in some))
+                for each, options in zip(some, self._states_of(every, stages[1:]), strict=True):
+                    known[self._state_key(each)] = with_copies(options, copies)
 
     @staticmethod
     def _state_key(candidate: Candidate) -> StateKey:

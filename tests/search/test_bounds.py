@@ -131,7 +131,7 @@ def _check_bounds(case: Case, costed: CostedGraph, best: Prediction | None) -> N
     """Each look at the chains of the case, the target just above the best plan."""
     cluster = make_cluster(case.pipeline * case.data, _memory(case))
     mesh = Mesh(pipeline=case.pipeline, data=case.data)
-    candidate = Candidate(mesh, 1, case.microbatches, case.schedule, case.virtual, (case.data,))
+    candidate = Candidate(mesh, 1, case.microbatches, case.schedule, case.virtual, ((case.data,),))
     shape = Shape(case.schedule, case.pipeline, case.virtual, case.microbatches, _memory(case))
     target = math.inf if best is None else best.step_s * (1 + SLACK)
     met = math.inf

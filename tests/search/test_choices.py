@@ -46,7 +46,7 @@ class Leaf:
         graph = make_graph(blocks or "b" * (pipeline * virtual + 1))
         self.costed = make_costed(graph, seed, zeros=(0, 2), crossing=5)
         self.cluster = make_cluster(2 * pipeline, memory)
-        candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, (2,))
+        candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, ((2,),))
         request = Request(2 * microbatches, 4, "fp32")
         self.task = Task(candidate, chains_of((self.costed,), candidate, request)[0], self.cluster, request, NAMES)
         self.shape = shape_of(candidate, self.cluster)

@@ -23,7 +23,7 @@ CANDIDATES = enumerate_candidates(make_graph("abbbbbbbbc"), make_cluster(8, 1000
 
 def test_what_is_near() -> None:
     climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is))
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "1f1b", 1, (2,))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "1f1b", 1, ((2,),))
     near = set(climb._neighbours(start))
     of_mesh = {c for c in near if c.mesh == start.mesh}
     assert {c.micro for c in of_mesh} == {1, 2, 3}
@@ -36,7 +36,7 @@ def test_what_is_near() -> None:
 def test_as_many_stages_on_other_ranks() -> None:
     """A factor moved from pipeline ranks to virtual stages or the other way round: it is looked at last."""
     climb = Climb(dict.fromkeys(CANDIDATES, 1.0), cast(Any, None), Best(0.0, as_it_is))
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 4, (2,))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 4, ((2,),))
     near = set(climb._restaged(start))
     assert {(c.mesh.pipeline, c.virtual) for c in near} == {(4, 2), (2, 4)}
     assert {(c.mesh.data, c.mesh.tensor) for c in near if c.mesh.pipeline == 4} == {(1, 2), (2, 1)}
@@ -45,7 +45,7 @@ def test_as_many_stages_on_other_ranks() -> None:
 
 def test_the_nearest_of_a_kind() -> None:
     """Of many virtual stages those that are nearly as many, one of each kind before the second of any, by bound."""
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 3, (2,))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 3, ((2,),))
     kind = [replace(start, virtual=virtual) for virtual in (2, 3, 4, 5, 6, 7)]
     other = [replace(start, micro=1, accumulation=12, virtual=virtual) for virtual in (1, 2, 7)]
     bounds = dict.fromkeys(kind, 2.0) | dict.fromkeys(other, 1.0)
@@ -56,7 +56,7 @@ def test_the_nearest_of_a_kind() -> None:
 
 def test_near_cuts_are_looked_at_again_from_a_quicker_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of schedules with other virtual stages, as long as that leads on; each once."""
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 1, (2,))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 1, ((2,),))
     of_mesh = [replace(start, virtual=virtual) for virtual in range(1, 20)]
     best = Best(0.0, as_it_is)
     climb, looked = Climb(dict.fromkeys(of_mesh, 0.0), cast(Any, None), best), list[int]()
@@ -76,7 +76,7 @@ def test_near_cuts_are_looked_at_again_from_a_quicker_plan(monkeypatch: pytest.M
 def test_a_wide_climb_goes_uphill_in_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mesh begins with a plan slower than the best, only what leads uphill in it finds the quicker one at its end."""
     meshes = [Mesh(pipeline=2, data=2, tensor=2), Mesh(pipeline=4, data=2)]
-    start = Candidate(meshes[0], 2, 6, "interleaved-1f1b", 1, (2,))
+    start = Candidate(meshes[0], 2, 6, "interleaved-1f1b", 1, ((2,),))
     every = [replace(start, mesh=mesh, virtual=virtual) for mesh in meshes for virtual in range(1, 9)]
     best = Best(0.0, as_it_is)
     best.keep(_plan(start), cast(Any, _Seen(10.0)))
@@ -111,7 +111,7 @@ def _plan(candidate: Candidate) -> Any:
 
 def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps that fall towards one candidate, from every other; none is probed twice."""
-    goal = Candidate(Mesh(pipeline=4, data=2, tensor=1), 3, 4, "interleaved-1f1b", 2, (2,))
+    goal = Candidate(Mesh(pipeline=4, data=2, tensor=1), 3, 4, "interleaved-1f1b", 2, ((2,),))
     assert goal in CANDIDATES
     best, probed = [math.inf], []
 
@@ -133,7 +133,7 @@ def test_a_climb_ends_where_no_neighbour_is_quicker(monkeypatch: pytest.MonkeyPa
 
 def test_steps_over_virtual_stages_get_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many virtual stages too many are not left one by one."""
-    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 64, (2,))
+    start = Candidate(Mesh(pipeline=2, data=2, tensor=2), 2, 6, "interleaved-1f1b", 64, ((2,),))
     kind = [replace(start, virtual=virtual) for virtual in range(1, 65)]
     best, probed = [math.inf], list[int]()
 

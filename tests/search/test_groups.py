@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import astuple, dataclass, replace
 
 import pytest
 
-from hardware_profiles import resolve_cluster
+from hardware_profiles import Cluster, resolve_cluster
 from planner.constraints_text import parse_constraints
 from planner.costing.graphs import state_costs
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.errors import NoPlanFits
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
 from planner.search import Request, parse_pins, search
 from planner.search.candidates import Candidate, enumerate_candidates
@@ -27,29 +29,41 @@ from tests.search.made import make_cluster, make_costed, make_graph
 NAMES = Fingerprints("made", "", "made", "")
 
 
-def groups_of(*conditions: str, nodes: int = 4) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of all candidates with 8 data ranks on nodes of 8 / ``nodes`` devices."""
-    cluster = replace(resolve_cluster(f"dgx-h100:{nodes}"), devices_per_node=8 // nodes)
-    request = Request(8, 4, "fp32", parse_constraints(["data=8", *conditions]))
+def groups_of(*conditions: str, each: int, pipeline: int = 1) -> set[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
+    """Of all candidates with 64 data ranks on nodes of ``each`` devices."""
+    nodes = 64 * pipeline // each
+    cluster = replace(resolve_cluster(f"dgx-h100:{nodes}"), devices_per_node=each)
+    pins = ["data=64", f"pipeline={pipeline}", "tensor=1", "virtual=1", "axis_order=pipeline-data-tensor", *conditions]
+    request = Request(64, 4, "fp32", parse_constraints(pins))
     return {(c.zero_groups, c.once_groups) for c in enumerate_candidates(make_graph("eaah"), cluster, request)}
 
 
 def test_every_divisor_is_a_group() -> None:
-    assert groups_of() == {((8, 2), (4,))}
-    assert groups_of(nodes=1) == {((8,), (4, 2))}
-    assert groups_of("zero=0") == {((8,), ())}
-    assert groups_of("zero=1") == {((8, 2), (4,))}
-    assert groups_of("zero=3") == {((8, 2), ())}, "where blocks send for every micro-batch"
+    """Those that are alike are together: across nodes or inside one, and nearly as much of what is sharded comes from other
+    ranks."""
+    assert groups_of(each=2) == {(((64, 32, 16), (8,), (4,), (2,)), ())}
+    assert groups_of(each=16) == {(((64, 32), (16, 8), (4,), (2,)), ())}
+    assert groups_of("zero=0", each=2) == {(((64,),), ())}
+    assert groups_of("zero=3", each=2) == groups_of(each=2)
+
+
+def test_groups_under_a_pipeline() -> None:
+    """Those unlike the whole axis and a node's part send once a step."""
+    assert groups_of(each=16, pipeline=2) == {(((64, 32), (16, 8)), (4, 2))}
+    assert groups_of(each=2, pipeline=2) == {(((64, 32, 16), (2,)), (8, 4))}
+    assert groups_of(each=128, pipeline=2) == {(((64, 32, 16),), (8, 4, 2))}
+    assert groups_of("zero=3", each=16, pipeline=2) == {(((64, 32), (16, 8)), ())}, "where blocks send for every micro-batch"
 
 
 def test_constraints_on_groups() -> None:
     """Those that they admit, with all stages; sharding over one rank allows other choices than over several."""
-    assert groups_of("zero_group<=4") == {((4, 2), ()), ((1,), ())}
-    assert groups_of("zero_group=4") == {((4,), ())}
+    for pipeline in (1, 2):
+        assert groups_of("zero_group<=4", each=2, pipeline=pipeline) == {(((4,), (2,)), ()), (((1,),), ())}
+        assert groups_of("zero_group=4", each=2, pipeline=pipeline) == {(((4,),), ())}
     # Where one group may not have a stage, it is another candidate.
     request = Request(8, 4, "fp32", parse_constraints(["data=8"], ["zero_group=4, zero=3"]))
     found = enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:1"), request)
-    assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {(8, 2), (4,), (1,)}
+    assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {((8,), (2,)), ((4,),), ((1,),)}
 
 
 @dataclass(frozen=True)
@@ -64,23 +78,28 @@ class ByGroup:
 
 
 def by_group(seed: int, chain: str) -> ByGroup:
-    """Under the smaller group stage 1 is quicker and takes more memory."""
+    """Under the smaller group stages 1 and 3 are quicker and take more memory."""
     draw = random.Random(seed)
     whole = make_costed(make_graph(chain), seed, zeros=(0, 1, 3), crossing=4)
     part, more = draw.uniform(0.2, 1.2), draw.randint(0, 60)
 
     def smaller(states: dict[int, StateCost]) -> dict[int, StateCost]:
-        one = replace(states[1], once_comm_s=part * states[1].once_comm_s, optimizer_bytes=states[1].optimizer_bytes + more)
-        return {**states, 1: one}
+        def with_part(state: StateCost) -> StateCost:
+            return replace(
+                state, once_comm_s=part * state.once_comm_s, forward_comm_s=part * state.forward_comm_s,
+                backward_comm_s=part * state.backward_comm_s, optimizer_bytes=state.optimizer_bytes + more,
+            )
+
+        return {**states, 1: with_part(states[1]), 3: with_part(states[3])}
 
     states = tuple({name: smaller(dict(each)) for name, each in option.items()} for option in whole.states)
     return ByGroup(whole, replace(whole, states=states))
 
 
 def best_of_each(prices: ByGroup, memory: int, schedule: ScheduleName, pipeline: int) -> dict[int, tuple[Plan, Prediction]]:
-    """Every plan of either group, evaluated: the smaller group's without stage 3."""
+    """Every plan of either group, evaluated: under a pipeline the smaller group's without stage 3."""
     found = {}
-    for group, costed, zeros in ((4, prices.whole, (0, 1, 3)), (2, prices.smaller, (0, 1))):
+    for group, costed, zeros in ((4, prices.whole, (0, 1, 3)), (2, prices.smaller, (0, 1) if pipeline > 1 else (0, 1, 3))):
         template = Plan(
             "made", "", "made", "", "fp32", 4, Mesh(pipeline=pipeline, data=4), Batch(16, 1, 4), Schedule(schedule, 1), group,
             (), costed.placements[0],
@@ -130,7 +149,7 @@ def test_the_best_group_is_found(schedule: ScheduleName, pipeline: int) -> None:
 def test_several_groups_are_no_worse_than_any() -> None:
     """In everything, as long as they are one chain; which is parted until each is alone."""
     prices = by_group(3, "eaaah")
-    candidate = Candidate(Mesh(pipeline=1, data=8), 1, 4, "1f1b", 1, (8,), (4, 2))
+    candidate = Candidate(Mesh(pipeline=1, data=8), 1, 4, "1f1b", 1, ((8,),), (4, 2))
     scope = Scope(prices.whole.graph, prices, make_cluster(8, 10**6), Request(32, 4, "fp32"), NAMES)
     family = scope.family(candidate)
     assert family is not None
@@ -190,3 +209,30 @@ def _costs(state: StateCost) -> tuple[float, ...]:
 
 def _no_worse(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> bool:
     return all(a <= b for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "memory_mib", "best"), [(1, 8, 16), (1, 12, None), (1, 20, None), (2, 8, None), (2, 12, None)]
+)
+def test_no_group_that_is_asked_for_is_quicker(pipeline: int, memory_mib: int, best: int | None) -> None:
+    """Where memory is short: two nodes, neither all nor one, can be the best group for what is sent with every micro-batch."""
+    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("dgx-h100:8")
+    chip = replace(cluster.chip, memory_bytes=cluster.chip.reserve_bytes + memory_mib * 2**20)
+    cluster = replace(cluster, chip=chip)
+    found = _fitting(graph, cluster, pipeline, None)
+    assert best is None or found[0] == best
+    asked = (_fitting(graph, cluster, pipeline, group) for group in (64 // pipeline, 32 // pipeline, 16, 8, 4, 2))
+    steps = [step_s for _, step_s in asked]
+    assert min(steps) < math.inf
+    assert found[1] <= min(steps) * (1 + 1e-4)
+
+
+def _fitting(graph: ModelGraph, cluster: Cluster, pipeline: int, group: int | None) -> tuple[int, float]:
+    """The ZeRO group and the step of the best plan; infinite without any."""
+    pins = [f"pipeline={pipeline}", "tensor=1", "microbatch=1", "schedule=1f1b", *([f"zero_group={group}"] if group else [])]
+    try:
+        result = search(graph, cluster, Request(256, graph.sequence, "fp32", parse_pins(pins), gap=1e-4))
+    except NoPlanFits:
+        return 0, math.inf
+    return result.plan.zero_group, result.prediction.step_s

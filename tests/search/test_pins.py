@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_explained() -> None:
         search(graph, make_cluster(2, 60), Request(4, 4, "fp32", pins), costing=lambda _: costed)
 
 
-CANDIDATE = Candidate(Mesh(pipeline=2, data=2), 1, 4, "1f1b", 1, (2,))
+CANDIDATE = Candidate(Mesh(pipeline=2, data=2), 1, 4, "1f1b", 1, ((2,),))
 
 
 def spaces(*texts: str, forbidden: tuple[str, ...] = (), candidate: Candidate = CANDIDATE) -> tuple[Allowed, ...]:
@@ -161,7 +161,7 @@ def test_forbidden_combinations_leave_every_other_space() -> None:
 
 
 def test_nothing_is_sharded_over_one_rank_unless_it_is_wanted() -> None:
-    alone = replace(CANDIDATE, mesh=Mesh(pipeline=2, tensor=2), zero_groups=(1,))
+    alone = replace(CANDIDATE, mesh=Mesh(pipeline=2, tensor=2), zero_groups=((1,),))
     assert spaces(candidate=alone)[0].zero == (0,) and spaces("zero=3", candidate=alone)[0].zero == (3,)
 
 

@@ -33,7 +33,7 @@ def made(shape: tuple[ScheduleName, int, int, int], seed: int, memory: int) -> t
     graph = make_graph(f"a{'b' * (2 * pipeline * virtual)}c")
     costed = make_costed(graph, seed, zeros=(0, 1, 2, 3), crossing=5)
     cluster = make_cluster(2 * pipeline, memory)
-    candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, (2,))
+    candidate = Candidate(Mesh(pipeline=pipeline, data=2), 1, microbatches, name, virtual, ((2,),))
     request = Request(2 * microbatches, 4, "fp32")
     return Task(candidate, chains_of((costed,), candidate, request)[0], cluster, request, NAMES), costed, cluster
 
@@ -125,7 +125,7 @@ def test_nothing_fits() -> None:
 
 def test_a_peak_that_others_have_already_is_no_reason_to_keep_the_last_block_as_it_is() -> None:
     """Recomputed blocks hold transiently what others keep: so does the first of them, and no other adds to that."""
-    candidate, request = Candidate(Mesh(data=2), 1, 1, "1f1b", 1, (2,)), Request(2, 4, "fp32")
+    candidate, request = Candidate(Mesh(data=2), 1, 1, "1f1b", 1, ((2,),)), Request(2, 4, "fp32")
     costed = make_costed(make_graph("abbbbbbc"), 0, zeros=(0, 1), crossing=5)
     blocks = dict(costed.blocks[0])
     kept = {"none": (100, 10), "full": (10, 100)}
