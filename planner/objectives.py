@@ -11,7 +11,7 @@ from typing import Any
 
 from hardware_profiles import Cluster
 from planner.clusters import Resize, resized, sizes_up_to
-from planner.constraints import Combination, Condition
+from planner.constraints import PASSED_OVER, Combination, Condition
 from planner.evaluate import replayed
 from planner.fitting import fitted
 from planner.ir.errors import JobError, NoPlanFits, PinError
@@ -160,14 +160,17 @@ def _fewest_devices(
     at_peak_s = largest.prediction.mfu * largest.prediction.step_s * cluster.devices
     sizes = [size for size in sizes_up_to(cluster) if at_peak_s / (size[0] * size[1]) <= limit_s]
     tried: dict[int, SearchResult | None] = {len(sizes) - 1: largest}
+    unproven = set[int]()
 
     def quick(at: int) -> bool:
         nodes, per_node = sizes[at]
         progress(f"trying {nodes} x {per_node} devices")
         try:
             tried[at] = _solve(graph, resize(cluster, nodes, per_node), request, largest.prices)
-        except (NoPlanFits, PinError):
+        except (NoPlanFits, PinError) as refusal:
             tried[at] = None
+            if isinstance(refusal, MemoryTooSmall) and not refusal.proven:
+                unproven.add(at)
         found = tried[at]
         return found is not None and found.prediction.step_s <= limit_s
 
@@ -180,7 +183,7 @@ def _fewest_devices(
             enough = at
     result = tried[enough]
     assert result is not None
-    open_ = [at for at in range(enough) if at not in tried or not _excluded(tried[at], limit_s)]
+    open_ = [at for at in range(enough) if at not in tried or at in unproven or not _excluded(tried[at], limit_s)]
     least = sizes[min(open_, default=enough)]
     nodes, per_node = sizes[enough]
     facts = {"max_step_s": limit_s, "devices": nodes * per_node, "devices_lower_bound": least[0] * least[1]}
@@ -249,14 +252,16 @@ def _ordered(found: Outcome, others: Sequence[SearchResult], facts: Mapping[str,
 
 
 def candidate_of(plan: Plan) -> Combination:
-    """The combination of decisions that makes a plan's candidate."""
+    """The combination of decisions that makes a plan's candidate. Without a pipeline every schedule is the same."""
     mesh, batch = plan.mesh, plan.batch
     values = {
         "pipeline": mesh.pipeline, "data": mesh.data, "tensor": mesh.tensor, "axis_order": mesh.order,
         "microbatch": batch.micro, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
         "zero_group": plan.zero_group,
     }
-    return Combination(tuple(Condition(name, "=", (value,), where="--top") for name, value in values.items()), "--top")
+    if mesh.pipeline == 1:
+        del values["schedule"]
+    return Combination(tuple(Condition(name, "=", (value,), where=PASSED_OVER) for name, value in values.items()), PASSED_OVER)
 
 
 def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, lcm
+from math import gcd, inf, lcm
 
 from hardware_profiles import Cluster
 from planner.clusters import Resize, resized
@@ -22,6 +22,7 @@ from planner.ir.errors import NoPlanFits, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.search import Request
+from planner.search.candidates import divisors
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall, shortage, told
 from planner.trials import Trial, all_candidates, fewest_nodes, searched, try_change
@@ -193,17 +194,16 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     """The fewest nodes, by doubling the distance and bisection over node counts that leave candidates. Fewer than hold the
     state once are passed over without a look."""
     graph, cluster, request = job.graph, job.cluster, job.request
-    widest = cluster.levels[0].size if not request.constraints.on("tensor") else cluster.devices
-    most = min(MOST_NODES * cluster.nodes, request.batch * len(graph.blocks) * widest // cluster.devices_per_node)
+    most = MOST_NODES * cluster.nodes
     below, proven = max(cluster.nodes, fewest_nodes(graph, cluster, request) - 1), True
     reach, known = below + 1, True
     fits: tuple[int, Cluster, Trial] | None = None
     while fits is None or fits[0] - below > 1:
         if fits is None:
-            count = _next_mesh(job, reach, most, widest)
+            count = _next_mesh(job, reach, most)
         else:
             middle = (below + fits[0]) // 2
-            count = _next_mesh(job, middle, fits[0] - 1, widest) or _next_mesh(job, below + 1, middle - 1, widest)
+            count = _next_mesh(job, middle, fits[0] - 1) or _next_mesh(job, below + 1, middle - 1)
         if count is None or time.perf_counter() >= deadline:
             known = known and count is None
             break
@@ -224,20 +224,19 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     return [_Change("nodes", f"{count} nodes", larger, request, trial, lambda plan: fewest)], True
 
 
-def _next_mesh(job: _Job, first: int, last: int, widest: int) -> int | None:
+def _next_mesh(job: _Job, first: int, last: int) -> int | None:
     """The fewest nodes from ``first`` on with any mesh that divides the batch and keeps to the constraints on its degrees."""
     per_node = job.cluster.devices_per_node
-    return next((count for count in range(first, last + 1) if _has_mesh(job, count * per_node, widest)), None)
+    return next((count for count in range(first, last + 1) if _has_mesh(job, count * per_node)), None)
 
 
-def _has_mesh(job: _Job, devices: int, widest: int) -> bool:
+def _has_mesh(job: _Job, devices: int) -> bool:
     admits, batch = job.request.constraints.admits, job.request.batch
     for pipeline in range(1, min(len(job.graph.blocks), devices) + 1):
         if devices % pipeline or not admits("pipeline", pipeline):
             continue
-        for tensor in range(1, widest + 1):
-            data, left = divmod(devices // pipeline, tensor)
-            if not left and data and batch % data == 0 and admits("tensor", tensor) and admits("data", data):
+        for data in divisors(gcd(devices // pipeline, batch)):
+            if admits("data", data) and admits("tensor", devices // pipeline // data):
                 return True
     return False
 

@@ -79,3 +79,18 @@ def test_more_nodes_are_counted(tmp_path: Path) -> None:
     named = re.search(r"with (\d+) nodes \([^;]*; (\d+) (?:is|are) too few\)", refused.error)
     assert named is not None and named.groups() == ("2", "1"), refused.error
     assert run(*arguments, f"{cluster}:2").code == 0
+
+
+@pytest.mark.slow
+def test_tensor_ranks_on_several_nodes_are_a_remedy(tmp_path: Path) -> None:
+    """One sample and one large layer: neither data nor pipeline ranks make it fit, tensor ranks over nodes of one device do."""
+    cluster, output = small_cluster(tmp_path / "one.yaml", 2**30, per_node=1), tmp_path / "plan.yaml"
+    arguments = ("plan", *SMALL, "--set", "hidden=1024", "--set", "vocab=8192", "--batch", 1, "--time-limit", 4, "-o", output)
+    wide = ("--cluster", "local-cpu:4x1", "--pin", "tensor=4", "--objective", "memory", "--json")
+    peak = run(*arguments, *wide).json["objective"]["least_memory_bytes"]
+    small_cluster(cluster, peak, per_node=1)
+    refused = run(*arguments, "--cluster", cluster)
+    assert refused.code == 3, refused.err
+    named = re.search(r"with (\d+) nodes", refused.error)
+    assert named is not None, refused.error
+    assert run(*arguments, "--cluster", f"{cluster}:{named[1]}x1").code == 0

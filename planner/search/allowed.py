@@ -50,7 +50,7 @@ class Allowed:
 
 
 def alternatives(
-    constraints: Constraints, schedule: ScheduleName, zero_group: int, decided: Mapping[str, Value], blocks: tuple[str, ...]
+    constraints: Constraints, schedule: ScheduleName, decided: Mapping[str, Value], blocks: tuple[str, ...]
 ) -> tuple[Allowed, ...]:
     """Product-form spaces that together hold every legal choice of the layers and no other.
 
@@ -68,17 +68,16 @@ def alternatives(
             rest.append(layered)
     asked = tuple(condition for condition in constraints.conditions if condition.name in LAYERED)
     named = any(c.layers is not None for c in itertools.chain(asked, *rest))
-    return _spaces(asked, tuple(rest), schedule in SPLIT_BACKWARD, zero_group > 1, blocks if named else ())
+    return _spaces(asked, tuple(rest), schedule in SPLIT_BACKWARD, blocks if named else ())
 
 
 @lru_cache(maxsize=4096)
 def _spaces(
-    asked: tuple[Condition, ...], combinations: tuple[tuple[Condition, ...], ...], split: bool, grouped: bool,
-    blocks: tuple[str, ...],
+    asked: tuple[Condition, ...], combinations: tuple[tuple[Condition, ...], ...], split: bool, blocks: tuple[str, ...]
 ) -> tuple[Allowed, ...]:
     found: list[Allowed] = []
     for refused in itertools.product(*combinations):
-        choices = tuple(_choice(asked, refused, split, grouped, block) for block in blocks or ("",))
+        choices = tuple(_choice(asked, refused, split, block) for block in blocks or ("",))
         if all(levels and stages for levels, stages in choices):
             found.append(_widest(choices, split, layers=bool(blocks)))
     return tuple(
@@ -87,8 +86,8 @@ def _spaces(
     )
 
 
-def _choice(asked: Sequence[Condition], refused: Sequence[Condition], split: bool, grouped: bool, block: str) -> Choice:
-    """A block's levels and stages. Sharding over one rank is no sharding, unless a constraint wants it."""
+def _choice(asked: Sequence[Condition], refused: Sequence[Condition], split: bool, block: str) -> Choice:
+    """A block's levels and stages."""
     def open_to(name: str, value: Value) -> bool:
         return all(c.admits(value) for c in asked if c.name == name and (not block or c.covers(block))) and not any(
             c.admits(value) for c in refused if c.name == name and (not block or c.covers(block))
@@ -96,7 +95,7 @@ def _choice(asked: Sequence[Condition], refused: Sequence[Condition], split: boo
 
     levels = tuple(level for level in RECOMPUTE_LEVELS if (level == "none" or not split) and open_to("recompute", level))
     stages = tuple(zero for zero in (0, 1, 2, 3) if not (split and zero == 3) and open_to("zero", zero))
-    return levels, (0,) if not grouped and 0 in stages else stages
+    return levels, stages
 
 
 def _widest(choices: Sequence[Choice], split: bool, *, layers: bool) -> Allowed:

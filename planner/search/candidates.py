@@ -16,7 +16,7 @@ from planner.evaluate import send_seconds
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
-from planner.search.allowed import Allowed, alternatives
+from planner.search.allowed import ONCE, Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
 
@@ -157,7 +157,7 @@ def _ordered(mesh: Mesh, cluster: Cluster, constraints: Constraints) -> bool:
     usual = replace(mesh, order=AXIS_ORDERS[0])
     data, other = (span_of(cluster, each.data, each.data_stride) for each in (mesh, usual))
     changes = data != other or send_seconds(cluster, mesh, 1) != send_seconds(cluster, usual, 1)
-    return changes or bool(constraints.on("axis_order"))
+    return changes or constraints.speak_of("axis_order")
 
 
 def _scheduled(
@@ -166,7 +166,8 @@ def _scheduled(
     schedules: Sequence[ScheduleName] = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
     if mesh.pipeline == 1:
         # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
-        schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))[:1]
+        schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
+        schedules = schedules if constraints.speak_of("schedule") else schedules[:1]
     groups = _zero_groups(cluster, constraints, mesh)
     for schedule in schedules:
         for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
@@ -181,20 +182,17 @@ def _scheduled(
 def _zero_groups(
     cluster: Cluster, constraints: Constraints, mesh: Mesh
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Every divisor of the data axis. (Sharding over one rank is no sharding, which is a stage of any group.) Under a pipeline
-    those that are like the whole axis or its part inside a node, then the others, which send once a step; every one that is
-    admitted, where constraints speak of groups."""
-    admitted = (group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
-    if _speaks_of_groups(constraints):
-        return _like(tuple(admitted), cluster, mesh), ()
-    if mesh.data == 1 or constraints.pinned("zero") == 0:
+    """Every divisor of the data axis that is admitted. Under a pipeline those that are like the whole axis or its part inside a
+    node, then others, which send once a step; unless constraints speak of groups, or leave nothing that sends once."""
+    if constraints.pinned("zero") == 0 and not constraints.speak_of("zero_group"):
         return ((mesh.data,),), ()
-    parts = _like(tuple(group for group in admitted if group > 1), cluster, mesh)
-    if mesh.pipeline == 1:
+    admitted = tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
+    parts = _like(admitted, cluster, mesh)
+    if mesh.pipeline == 1 or constraints.speak_of("zero_group") or not any(constraints.admits("zero", zero) for zero in ONCE):
         return parts, ()
     inside = next((part for part in parts if part[0] <= _inside(cluster, mesh)), parts[0])
     kept = tuple(dict.fromkeys((parts[0], inside)))
-    return kept, tuple(group for part in parts if part not in kept for group in part)
+    return kept, tuple(group for part in parts if part not in kept for group in part if group > 1)
 
 
 def _like(groups: tuple[int, ...], cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
@@ -215,26 +213,22 @@ def _inside(cluster: Cluster, mesh: Mesh) -> int:
     return max(1, cluster.devices_per_node // mesh.data_stride)
 
 
-def _speaks_of_groups(constraints: Constraints) -> bool:
-    """Whether some condition is about ZeRO groups."""
-    refused = (condition for combination in constraints.forbidden for condition in combination.conditions)
-    return any(condition.name == "zero_group" for condition in itertools.chain(constraints.conditions, refused))
-
-
 def _apart(every: Candidate, cluster: Cluster, constraints: Constraints, graph: ModelGraph) -> Iterator[Candidate]:
     """A candidate's ZeRO groups that leave the blocks a choice; apart where they do not leave the same."""
-    if not _speaks_of_groups(constraints):
+    if not any(condition.name == "zero_group" for each in constraints.forbidden for condition in each.conditions):
         left = allowed_choices(every.first, constraints, graph)
         if left:
             yield every if any(space.has_once for space in left) else every.with_groups(every.zero_groups)
         return
-    alike: dict[object, tuple[int, ...]] = {}
-    for candidate in every.each:
-        spaces = tuple(allowed_choices(candidate, constraints, graph, parallel) for parallel in (None, False, True))
-        if spaces[0]:
-            alike[spaces] = (*alike.get(spaces, ()), candidate.zero_group)
-    for groups in alike.values():
-        yield every.with_groups(_like(groups, cluster, every.mesh))
+    alike: dict[object, list[int]] = {}
+    for group in every.groups:
+        alone = every.with_groups(((group,),))
+        spaces = tuple(allowed_choices(alone, constraints, graph, parallel) for parallel in (None, False, True))
+        if any(space.has_once or group not in every.once_groups for space in spaces[0]):
+            alike.setdefault(spaces, []).append(group)
+    for found in alike.values():
+        often = tuple(group for group in found if group not in every.once_groups)
+        yield every.with_groups(_like(often, cluster, every.mesh), tuple(group for group in found if group not in often))
 
 
 def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
@@ -275,7 +269,7 @@ def allowed_choices(
     if sequence_parallel is not None:
         decided["sequence_parallel"] = sequence_parallel
     names = tuple(block.name for block in graph.blocks) if next(constraints.patterns(), None) else ()
-    spaces = alternatives(constraints, candidate.schedule, candidate.zero_group, decided, names)
+    spaces = alternatives(constraints, candidate.schedule, decided, names)
     if not candidate.once_groups:
         return spaces
     return tuple(space.once for space in spaces if space.has_once)

@@ -123,9 +123,8 @@ class Scope:
         """The chains of a candidate; None where it has none."""
         key = (candidate.mesh, candidate.micro, candidate.zero_groups, candidate.once_groups, self._spaces(candidate.first))
         if key not in self.families:
-            first, *others = candidate.zero_groups
-            apart = [candidate.with_groups((groups,)) for groups in others]
-            apart.append(candidate.with_groups((first,), candidate.once_groups))
+            apart = [candidate.with_groups(candidate.zero_groups[:1], candidate.once_groups)]
+            apart += [candidate.with_groups((groups,)) for groups in candidate.zero_groups[1:]]
             chains = tuple(chain for each in apart for chain in self._chains(each))
             self.families[key] = Family(candidate, chains, self.cluster) if chains else None
         return self.families[key]

@@ -29,7 +29,7 @@ from planner.ir.placement import BodyPlacement
 from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
-from planner.search.candidates import Candidate, Group, allowed_choices, shape_of
+from planner.search.candidates import Candidate, Group, allowed_choices, divisors, shape_of
 from planner.search.closed_form import Least, closed_form
 from planner.search.engine import planning_engine
 from planner.search.groups import seconds_and_bytes, with_copies, without_beaten
@@ -77,6 +77,16 @@ def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules 
     return tuple(option.placements for option in options)
 
 
+def _usual_micros(graph: ModelGraph, cluster: Cluster, request: Request) -> dict[int, set[int]]:
+    """By tensor degree, the micro-batches that a mesh has without any constraint."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for pipeline in divisors(cluster.devices):
+        for tensor in divisors(cluster.devices // pipeline) if pipeline <= len(graph.blocks) else ():
+            samples, left = divmod(request.batch, cluster.devices // pipeline // tensor)
+            found[tensor].update(() if left else divisors(samples))
+    return found
+
+
 class Prices:
     """Prices of the candidates of one search; everything is computed once, when it is asked for. ``known``: prices of another
     search, whose placements and prices of blocks are taken where they are the same."""
@@ -90,12 +100,13 @@ class Prices:
         for candidate in candidates:
             micros[candidate.mesh.tensor].add(candidate.micro)
         self._micros = micros
+        self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
         self._rules = remembered(strategy_table)
         self._placed: dict[Unit, tuple[Placements, ...]] = {}
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
-        self._first: dict[tuple[int, int], CostedGraph] = {}
+        self._first: dict[tuple[int, int, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
@@ -119,7 +130,8 @@ class Prices:
         options = self.options(candidate.mesh.tensor)
         if not options:
             return None
-        key = (candidate.mesh.tensor, candidate.micro)
+        # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
+        key = (candidate.mesh.tensor, candidate.micro, candidate.zero_group == 1)
         first = self._home(candidate.mesh.tensor)._first
         if key not in first:
             counted = self._placed_graph(candidate.mesh.tensor).measure(candidate.micro)
@@ -144,9 +156,12 @@ class Prices:
         return known._home(tensor)
 
     def _references(self, tensor: int) -> tuple[int, ...]:
-        """The micro-batches that placements are solved at."""
-        smallest = min(self._micros[tensor])
-        return tuple(sorted({smallest, max(micro for micro in self._micros[tensor] if micro <= REFERENCE_STEP * smallest)}))
+        """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave."""
+        found = set[int]()
+        for micros in (self._usual.get(tensor, set()), self._micros[tensor]):
+            smallest = min(micros, default=0)
+            found.update({smallest, max(micro for micro in micros if micro <= REFERENCE_STEP * smallest)} if micros else ())
+        return tuple(sorted(found))
 
     def options(self, tensor: int) -> tuple[Placements, ...]:
         """The distinct placements of a tensor degree."""

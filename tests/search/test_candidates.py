@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from cost_models.schedules import legal
 from hardware_profiles import Cluster, Level
+from planner.constraints_text import parse_constraints
 from planner.ir.plan import AXIS_ORDERS, SCHEDULES
 from planner.search.best import Best
 from planner.search.candidates import enumerate_candidates
@@ -43,6 +44,16 @@ def test_every_divisor_is_a_degree() -> None:
     assert {(c.mesh.pipeline, c.mesh.tensor, c.micro, c.schedule, c.virtual) for c in usual} == wanted
     assert len(usual) == len(wanted)
     assert {c.mesh.tensor for c in usual} == set(divisors(DEVICES)) and max(c.virtual for c in usual) == len(BLOCKS) // 2
+
+
+def test_what_is_forbidden_leaves_what_a_limit_would() -> None:
+    """Schedules are one without a pipeline, and an order of the axes can change nothing: the one that is left counts then."""
+    for name, value in (("schedule", "1f1b"), ("axis_order", AXIS_ORDERS[0]), ("axis_order", AXIS_ORDERS[1])):
+        limited, refused = (
+            enumerate_candidates(make_graph(BLOCKS), make_cluster(4, 10**6), Request(BATCH, 4, "fp32", constraints))
+            for constraints in (parse_constraints([f"{name}!={value}"]), parse_constraints([], [f"{name}={value}"]))
+        )
+        assert set(limited) == set(refused) and any(candidate.mesh.pipeline == 1 for candidate in refused)
 
 
 def test_a_climb_begins_inside_the_fastest_links() -> None:

@@ -9,13 +9,14 @@ from dataclasses import astuple, dataclass, replace
 import pytest
 
 from hardware_profiles import Cluster, resolve_cluster
+from planner.constraints import PASSED_OVER, Combination, Condition
 from planner.constraints_text import parse_constraints
 from planner.costing.graphs import state_costs
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
+from planner.ir.plan import AXIS_ORDERS, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
 from planner.search import Request, parse_pins, search
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.engine import planning_engine
@@ -41,8 +42,8 @@ def groups_of(*conditions: str, each: int, pipeline: int = 1) -> set[tuple[tuple
 def test_every_divisor_is_a_group() -> None:
     """Those that are alike are together: across nodes or inside one, and nearly as much of what is sharded comes from other
     ranks."""
-    assert groups_of(each=2) == {(((64, 32, 16), (8,), (4,), (2,)), ())}
-    assert groups_of(each=16) == {(((64, 32), (16, 8), (4,), (2,)), ())}
+    assert groups_of(each=2) == {(((64, 32, 16), (8,), (4,), (2,), (1,)), ())}
+    assert groups_of(each=16) == {(((64, 32), (16, 8), (4,), (2,), (1,)), ())}
     assert groups_of("zero=0", each=2) == {(((64,),), ())}
     assert groups_of("zero=3", each=2) == groups_of(each=2)
 
@@ -52,18 +53,36 @@ def test_groups_under_a_pipeline() -> None:
     assert groups_of(each=16, pipeline=2) == {(((64, 32), (16, 8)), (4, 2))}
     assert groups_of(each=2, pipeline=2) == {(((64, 32, 16), (2,)), (8, 4))}
     assert groups_of(each=128, pipeline=2) == {(((64, 32, 16),), (8, 4, 2))}
-    assert groups_of("zero=3", each=16, pipeline=2) == {(((64, 32), (16, 8)), ())}, "where blocks send for every micro-batch"
+    every = {(((64, 32), (16, 8), (4,), (2,), (1,)), ())}
+    assert groups_of("zero=3", each=16, pipeline=2) == every, "where all blocks send for every micro-batch, as asked for"
+    assert groups_of("blocks.1: zero=3", each=16, pipeline=2) == every, "where one does"
 
 
 def test_constraints_on_groups() -> None:
-    """Those that they admit, with all stages; sharding over one rank allows other choices than over several."""
+    """Those that they admit, with all stages."""
     for pipeline in (1, 2):
-        assert groups_of("zero_group<=4", each=2, pipeline=pipeline) == {(((4,), (2,)), ()), (((1,),), ())}
+        assert groups_of("zero_group<=4", each=2, pipeline=pipeline) == {(((4,), (2,), (1,)), ())}
         assert groups_of("zero_group=4", each=2, pipeline=pipeline) == {(((4,),), ())}
     # Where one group may not have a stage, it is another candidate.
     request = Request(8, 4, "fp32", parse_constraints(["data=8"], ["zero_group=4, zero=3"]))
     found = enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:1"), request)
-    assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {((8,), (2,)), ((4,),), ((1,),)}
+    assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {((8,), (2,), (1,)), ((4,),)}
+
+
+def test_plans_that_were_found_leave_the_others_their_groups() -> None:
+    """What `--top` passes over is nothing that somebody asks for: no other groups are candidates for it."""
+    found = Combination((Condition("data", "=", (64,)), Condition("zero_group", "=", (8,))), PASSED_OVER)
+    asked = replace(found, where="--forbid")
+    request = Request(128, 4, "fp32", parse_constraints(["data=64", "pipeline=2", "tensor=1", "virtual=1"]))
+    cluster = replace(resolve_cluster("dgx-h100:8"), nodes=8, devices_per_node=16)
+    groups = {}
+    for name, combination in (("found", found), ("asked", asked), ("none", None)):
+        limits = request.constraints if combination is None else request.constraints.with_(combination)
+        candidates = enumerate_candidates(make_graph("eaah"), cluster, replace(request, constraints=limits))
+        groups[name] = {(c.zero_groups, c.once_groups) for c in candidates if c.mesh.order == AXIS_ORDERS[0]}
+    assert groups["none"] == {(((64, 32), (16, 8)), (4, 2))}
+    assert groups["found"] == {(((64, 32), (16,)), (4, 2))}
+    assert groups["asked"] == {(((64, 32), (16,), (4,), (2,), (1,)), ())}
 
 
 @dataclass(frozen=True)

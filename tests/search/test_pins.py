@@ -160,9 +160,12 @@ def test_forbidden_combinations_leave_every_other_space() -> None:
     assert spaces(forbidden=("schedule=1f1b, tensor<=4",)) == ()
 
 
-def test_nothing_is_sharded_over_one_rank_unless_it_is_wanted() -> None:
+def test_one_rank_has_every_stage() -> None:
+    """Of a copy that only it has, stage 3 frees what it computes with between two passes."""
     alone = replace(CANDIDATE, mesh=Mesh(pipeline=2, tensor=2), zero_groups=((1,),))
-    assert spaces(candidate=alone)[0].zero == (0,) and spaces("zero=3", candidate=alone)[0].zero == (3,)
+    assert spaces(candidate=alone)[0].zero == (0, 1, 2, 3) and spaces("zero=3", candidate=alone)[0].zero == (3,)
+    (found,) = spaces("*.3: zero=1", candidate=alone)
+    assert [found.of_block(block)[1] for block in range(4)] == [(0, 1, 2, 3)] * 3 + [(1,)]
 
 
 def names_of(constraints: Constraints, name: str) -> set[object]:
