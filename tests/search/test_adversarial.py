@@ -34,7 +34,7 @@ def all_plans(costed: CostedGraph, devices: int, zeros: tuple[int, ...], virtual
                         continue
                     split = schedule in ("zbv", "interleaved-zero-bubble")
                     choices = tuple(
-                        BlockDecision(zero, level) for zero in (zeros if data > 1 else (0,)) for level in ("none", "full")
+                        BlockDecision(zero, level) for zero in zeros for level in ("none", "full")
                         if not (split and (zero == 3 or level == "full"))
                     )
                     template = Plan(
