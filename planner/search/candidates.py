@@ -169,6 +169,8 @@ def _scheduled(
         schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
         schedules = schedules if constraints.speak_of("schedule") else schedules[:1]
     groups = _zero_groups(cluster, constraints, mesh)
+    if not any(groups):
+        return
     for schedule in schedules:
         for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
             if legal(schedule, mesh.pipeline, virtual, accumulation):

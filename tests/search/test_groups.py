@@ -63,6 +63,9 @@ def test_constraints_on_groups() -> None:
     for pipeline in (1, 2):
         assert groups_of("zero_group<=4", each=2, pipeline=pipeline) == {(((4,), (2,), (1,)), ())}
         assert groups_of("zero_group=4", each=2, pipeline=pipeline) == {(((4,),), ())}
+    # Data axes that it does not divide are none.
+    request = Request(8, 4, "fp32", parse_constraints(["zero_group=4"]))
+    assert {c.mesh.data for c in enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:1"), request)} == {4, 8}
     # Where one group may not have a stage, it is another candidate.
     request = Request(8, 4, "fp32", parse_constraints(["data=8"], ["zero_group=4, zero=3"]))
     found = enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:1"), request)
