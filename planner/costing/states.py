@@ -91,7 +91,7 @@ def _transient_bytes(
     stage has both copies too: the collective's output and what is copied out of it.
     """
     passing = transient_bytes(elements, precision, zero, group, shard=kept)
-    if zero == 0:
+    if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
         freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
         return passing.reduce - freed
     if accumulation == 1 and zero < 3:
