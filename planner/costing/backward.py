@@ -118,7 +118,7 @@ class Backward:
             else:
                 turned = (value in primitive.turns) != (primitive.follows and incoming.order.turned)
                 rows = turned and (not primitive.follows or self._by_rows(primitive, incoming))
-                held = max(size, primitive.storage)
+                held = max(size, primitive.storage, incoming.storage.size if primitive.patches else 0)
                 lies = ordered(not turned and held == size, not turned, turned, rows)
                 storage = self.heap.make(held, self._kind(value) if lies.straight else ACTIVATIONS)
                 made.append((value, Gradient(storage, size, lies)))

@@ -21,7 +21,7 @@ from planner.ir.placement import (
 )
 from planner.ir.types import HALF, TensorType
 from planner.ops.layout import Layout, fresh
-from planner.ops.results import result_layouts
+from planner.ops.results import PATCHES, result_layouts
 from planner.ops.saved import saved
 
 
@@ -46,7 +46,7 @@ class Step:
 @dataclass(frozen=True)
 class LocalBody:
     """Steps in execution order. ``types`` and ``layouts`` by value; ``root``: the value whose storage a value lives
-    in."""
+    in; ``gapped``: bytes of the storages that are larger than the value that they were made for."""
 
     body: Body
     batch: int
@@ -54,10 +54,11 @@ class LocalBody:
     types: Mapping[str, TensorType]
     layouts: Mapping[str, Layout]
     root: Mapping[str, str]
+    gapped: Mapping[str, int]
     outputs: tuple[str, ...]
 
     def storage_bytes(self, root: str) -> int:
-        return self.layouts[root].size_bytes
+        return self.gapped.get(root) or self.layouts[root].size_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ class Wiring:
         """With all that depends on extents: how values lie, which share a storage, and what autograd keeps."""
         build = _Layouts(self, batch)
         steps = tuple(map(build.run, self.steps))
-        return LocalBody(self.body, batch, steps, self.types, build.layouts, build.root, self.outputs)
+        return LocalBody(self.body, batch, steps, self.types, build.layouts, build.root, build.gapped, self.outputs)
 
 
 @dataclass
@@ -87,6 +88,7 @@ class _Layouts:
     batch: int
     layouts: dict[str, Layout] = field(default_factory=dict)
     root: dict[str, str] = field(default_factory=dict)
+    gapped: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         body = self.wiring.body
@@ -111,6 +113,9 @@ class _Layouts:
         layouts, view = result_layouts(step.node, held, types, self.batch, step.needs)
         for name, layout in zip(step.outputs, layouts, strict=True):
             self.layouts[name], self.root[name] = layout, self.root[first] if view else name
+        if step.node.base in PATCHES and not held[0].overlaps and self.root[first] != first:
+            root = self.root[first]
+            self.gapped[step.outputs[0]] = self.gapped.get(root) or self.layouts[root].size_bytes
         kept = saved(step.node, held, layouts, step.needs, step.strategy if self.wiring.degree > 1 else None)
         values = (*(step.operands[i] for i in kept.operands), *(step.outputs[i] for i in kept.outputs))
         if not values and not kept.extra_bytes:

@@ -27,6 +27,7 @@ from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
 from planner.ops.layout import Layout, fused_attention
+from planner.ops.results import PATCHES
 from planner.ops.temporaries import all_gates, stepping_bytes, temporaries
 
 
@@ -118,7 +119,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in _LAYS_OUT and _adds_dims(tape, step),
         follows=base in _FOLLOWS, turns=_turns(tape, step), permutes=base in _PERMUTES,
-        cuts=base in _CUTS, storage=storage, inner=inner,
+        cuts=base in _CUTS, storage=storage, patches=base in PATCHES, inner=inner,
     )
 
 
@@ -160,7 +161,7 @@ def _made(tape: Tape, step: Step, at: int) -> int:
         return _part(tape, step) if base in _JOINS else PASS
     if base == "sum" and operand.dtype != result.dtype:
         return made  # Spread, then whole in the operand's precision (engine.cpp, ``validate_outputs``).
-    if base in _SPREADS or (at and base in _PATCHES):
+    if base in _SPREADS or (at and base in PATCHES):
         return PART
     if base in _EXPANDS and alike:
         return PASS
@@ -228,7 +229,6 @@ _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
 _HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
 _HANDS_FIRST_ON = _HANDS_ON_FIRST | {"index_add", "scatter_add"}
 _SPREADS = frozenset({"complex", "diag_embed", "sum"})
-_PATCHES = frozenset({"select_scatter", "slice_scatter"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _EXPANDS = frozenset({"expand", "expand_as"})

@@ -32,7 +32,8 @@ class Primitive(NamedTuple):
     apart is copied; ``follows``: the gradients that it makes have their dims in the order of the incoming one; ``turns``:
     values whose dims lie otherwise than those of the gradients that it makes of them (where it ``follows``: than the result's);
     ``permutes``: a view of the dims in another order; ``cuts``: what it hands on is a view of the gradient that came in;
-    ``storage``: bytes of the storage in which a gradient lies that it makes, where that is larger; ``inner``: bytes of
+    ``storage``: bytes of the storage in which a gradient lies that it makes, where that is larger; ``patches``: what it makes
+    is written into a copy of all the storage of the gradient that came in; ``inner``: bytes of
     gradients that come into its products of inputs, of all steps, and as many into those of hidden states (recurrent layers:
     parameters join in both); ``step``: position of the step that it belongs to.
     """
@@ -55,6 +56,7 @@ class Primitive(NamedTuple):
     permutes: bool = False
     cuts: bool = False
     storage: int = 0
+    patches: bool = False
     inner: int = 0
 
 
@@ -91,13 +93,13 @@ class Tape:
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
         merges: bool = False, follows: bool = False, turns: Sequence[str] = (), permutes: bool = False, cuts: bool = False,
-        storage: int = 0, inner: int = 0,
+        storage: int = 0, patches: bool = False, inner: int = 0,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
-            follows, tuple(turns), permutes, cuts, storage, inner,
+            follows, tuple(turns), permutes, cuts, storage, patches, inner,
         ))
 
     def still_read(self, values: Sequence[str]) -> None:

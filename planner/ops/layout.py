@@ -49,6 +49,11 @@ class Layout:
         last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
         return last == self.elements - 1 and all(self.strides)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it was stretched: several elements lie in one place (ATen/MemoryOverlap.cpp)."""
+        return any(size > 1 and not stride for size, stride in zip(self.sizes, self.strides, strict=True))
+
     @cached_property
     def contiguous(self) -> bool:
         expected = 1

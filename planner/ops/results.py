@@ -31,7 +31,9 @@ KEEPS_CHANNELS_LAST = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
 COPIES_INTO_ROWS = frozenset({"masked_fill", "rms_norm"})
 INHERITS = POINTWISE - COPIES_INTO_ROWS
 # The result's dims lie in the order of the first operand's.
-KEEPS_ORDER = frozenset({"flip", "glu", "select_scatter", "slice_scatter", "sort"})
+KEEPS_ORDER = frozenset({"flip", "glu", "sort"})
+# TensorShape.cpp, ``clone_preserve_strides``: the part is written into a copy of all the storage that the first operand is in.
+PATCHES = frozenset({"select_scatter", "slice_scatter"})
 
 
 def result_layouts(
@@ -51,7 +53,9 @@ def result_layouts(
         return (operands[0],), True
     if node.base in KEEPS_CHANNELS_LAST and _channels_last(node, operands):
         return tuple(with_channels_last(type_.sizes(batch), type_.dtype) for type_ in outputs), False
-    if node.base in KEEPS_ORDER:
+    if node.base in PATCHES and not operands[0].overlaps:
+        return (operands[0],), False
+    if node.base in KEEPS_ORDER | PATCHES:
         return tuple(inherited(operands[:1], type_.sizes(batch), type_.dtype) for type_ in outputs), False
     if node.base in INHERITS and outputs:
         return tuple(inherited(operands, type_.sizes(batch), type_.dtype) for type_ in outputs), False

@@ -18,6 +18,8 @@ CASTS = frozenset({"to", "_to_copy", "type_as"})
 COPIES = CASTS | {"clone"}
 """What is its operand where the type is the same: nothing here is changed in place."""
 IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
+WRITES = {"copy": "src", "fill": "value"}
+"""What stands for an assignment to all of a tensor, of which nothing is left, with the argument that holds what is written."""
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
 ONE_DTYPE = frozenset({"addmm", "baddbmm", "bmm", "index_add", "layer_norm", "linear", "group_norm", "matmul", "mm", "mv"})
 """Operations that torch traces on several floating dtypes, and refuses to run."""
@@ -171,8 +173,8 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
         return first if repeats else None
     if node.base in ALIASES or (node.base == "detach" and operand not in gradients):
         return operand
-    if node.base == "copy" and isinstance(arguments["src"], Ref) and types[arguments["src"].name] == node.type:
-        return arguments["src"].name
+    if node.base in WRITES and isinstance(source := arguments[WRITES[node.base]], Ref) and types[source.name] == node.type:
+        return source.name
     if node.base in COPIES and same and node.differentiable == (operand in gradients):
         return operand
     if node.base in ("dropout", "dropout_") and (arguments["p"] == 0 or not arguments["train"]):
@@ -202,8 +204,12 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         cast = (("self", Ref(node.operands[0])), ("dtype", Dtype(node.type.dtype)), ("non_blocking", False),
                 ("copy", False))
         yield replace(node, op="to.dtype", arguments=cast)
-    elif node.base == "copy" and isinstance(source := arguments["src"], Ref):
+    elif node.base in WRITES and isinstance(source := arguments[WRITES[node.base]], Ref):
         yield from _written(node, source, types)
+    elif node.base in ("fill", "zero"):
+        yield replace(node, op="full", arguments=(
+            ("size", node.type.shape), ("fill_value", arguments.get("value", 0)), ("dtype", Dtype(node.type.dtype)),
+        ))
     elif node.base == "linear" and arguments["bias"] is not None:
         product = replace(node, name=f"{node.name}_product",
                           arguments=(("input", arguments["input"]), ("weight", arguments["weight"]), ("bias", None)))
@@ -233,7 +239,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
 
 
 def _written(node: Node, source: Ref, types: Mapping[str, TensorType]) -> Iterable[Node]:
-    """What an assignment to a part of a tensor writes there: autograd has no rule for the copy that stands for it."""
+    """What an assignment to a part of a tensor writes there: autograd has no rule for the copy that stands for it, and a fill
+    would keep the part that it overwrites."""
     made = types[source.name]
     if made.dtype != node.type.dtype:
         name = node.name if made.shape == node.type.shape else f"{node.name}_source"

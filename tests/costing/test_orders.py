@@ -62,3 +62,28 @@ def test_a_gradient_lies_as_torch_makes_it(op: str, operand: str, arguments: dic
     body = Body("Made", (BodyValue("x", TensorType(ROWS, "float32"), True),), (), (), (turned, node), ("out",))
     (leaving,) = BlockPasses(Emitted(localise(body, None, 1)), "none").backward("full").leaving
     assert leaving.order.straight == gradient.permute(0, 2, 3, 1).is_contiguous()
+
+
+def test_a_part_is_written_into_a_copy_of_all_that_it_lies_in() -> None:
+    """Of 15 rows of 16, in both passes: the result lies in a storage of 16, and so does the gradient of such a part's."""
+    whole, rows, patch = torch.randn(2, 16, 8), torch.randn(2, 15, 8, requires_grad=True), torch.randn(2, 15, 4)
+    written = torch.slice_scatter(rows, patch, 2, 0, 4)
+    (gradient,) = torch.autograd.grad(written, rows, whole[:, 1:])
+    types = [TensorType(tuple(value.shape), "float32") for value in (whole, rows, patch)]
+    inputs = tuple(map(BodyValue, ("whole", "rows", "patch"), types, (False, True, False)))
+    nodes = (
+        Node("part", "slice.Tensor", (("self", Ref("whole")), *_cut(1, 1, 16)), (types[1],)),
+        Node("other", "slice_scatter", (("self", Ref("part")), ("src", Ref("patch")), *_cut(2, 0, 4)), (types[1],)),
+        Node("written", "slice_scatter", (("self", Ref("rows")), ("src", Ref("patch")), *_cut(2, 0, 4)), (types[1],),
+             differentiable=True),
+        Node("out", "slice_scatter", (("self", Ref("whole")), ("src", Ref("written")), *_cut(1, 1, 16)), (types[0],),
+             differentiable=True),
+    )
+    local = localise(Body("Made", inputs, (), (), nodes, ("out", "other")), None, 1)
+    (leaving,) = BlockPasses(Emitted(local), "none").backward("full").leaving
+    assert local.storage_bytes("other") == torch.slice_scatter(whole[:, 1:], patch, 2, 0, 4).untyped_storage().nbytes()
+    assert leaving.size == gradient.untyped_storage().nbytes()
+
+
+def _cut(dim: int, start: int, end: int) -> tuple[tuple[str, Argument], ...]:
+    return ("dim", dim), ("start", start), ("end", end), ("step", 1)

@@ -56,6 +56,12 @@ CASES: dict[str, tuple[str, dict[str, Tensor], dict[str, Argument]]] = {
     "masked_fill": ("masked_fill.Scalar", {"self": IMAGE, "mask": MASK}, {"value": 0.0}),
     "select_scatter": ("select_scatter", {"self": LINE, "src": torch.randn(2, 6)}, {"dim": 1, "index": 0}),
     "slice_scatter": ("slice_scatter", {"self": LINE, "src": torch.randn(2, 8, 2)}, {"dim": 2, "start": 0, "end": 2}),
+    "slice_scatter of a part": (
+        "slice_scatter", {"self": ROWS[:, 1:], "src": ROWS[:, 1:, :2]}, {"dim": 2, "start": 0, "end": 2},
+    ),
+    "select_scatter of one row": (
+        "select_scatter", {"self": ROWS[:1, :1].expand(2, 8, 6, 6), "src": ROWS[0]}, {"dim": 0, "index": 0},
+    ),
     "flip": ("flip", {"self": IMAGE}, {"dims": (1,)}),
     "sort": ("sort", {"self": IMAGE}, {}),
     "fft of rows": ("fft_fft", {"self": torch.randn(2, 8, 6)}, {"dim": 1}),

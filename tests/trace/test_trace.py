@@ -360,14 +360,16 @@ def test_in_place_operations_become_functional(model_file: Callable[[str], str])
 @pytest.mark.parametrize("line", [
     "y[..., 0::2] = zz[..., :8].float()", "y[:, 1] = torch.ones(16, dtype=torch.float32)",
     "y[:, :3] = zz[:, :3].float().mean(1, keepdim=True)", "y[:, :, 0] = zz[:, 0, :1]",
+    "y[:, 0] = 0.5", "y[:, 1:, 3:5] = 1", "y[:, 1] = self.b.bias.sum()", "y[:, 2].fill_(2)", "y[:, 3].zero_()",
+    "y = torch.fill(y, 2.0) * zz", "y[..., 0] = self.b.bias.float().mean()",
 ])
 def test_assignments_to_parts(model_file: Callable[[str], str], line: str) -> None:
-    """What is written in another dtype or stretched goes there by operations that have a gradient."""
+    """What is written in another dtype or stretched goes there by operations that have a gradient; none keeps what is lost."""
     made = f"y = self.c(F.relu(self.b(zz))) + zz\n        {line}\n        return y"
     source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", made)
     graph, error = both(load_model(model_file(source), {}, None))
     assert error < (1e-5 if "float" in line else 1e-12)
-    assert not any(node.base == "copy" for body in graph.bodies for node in body.nodes)
+    assert not {"copy", "fill", "zero"} & {node.base for body in graph.bodies for node in body.nodes}
 
 
 @pytest.mark.slow
