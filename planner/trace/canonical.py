@@ -68,7 +68,7 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     arguments = dict(node.arguments)
     if node.base in RANDOM:
         wrong = f"{node.base} draws random numbers in forward"
-        right = "only dropout may: its masks are the same under every plan"
+        right = "only dropout may: its masks are drawn again alike in recomputation, on every tensor rank and after a resume"
     elif "::" in node.base and node.base not in SYNONYMS and not node.base.startswith("prims::"):
         wrong = f"{node.base} is no operation of torch's"
         right = "the emitted program needs nothing but torch: write it in torch's own operations"
