@@ -88,8 +88,7 @@ class Trainer:
 
     def gradients(self) -> tuple[float, float]:
         """Forward and backward of the next step: (mean loss, gradient norm). Leaves gradients times the loss scale."""
-        loss, norm = Reading(self._passes()).wait()
-        return loss, norm
+        return self._read(Reading(self._passes()))
 
     def step(self) -> tuple[float, float, float]:
         """One step of training: (mean loss, gradient norm, learning rate)."""
@@ -101,7 +100,7 @@ class Trainer:
         reading = Reading(found)
         rate = self._update(found[1])  # Launched while the backward pass runs: the device goes from one to the other.
         zero_gradients(self.parameters)
-        loss, norm = reading.wait()
+        loss, norm = self._read(reading)
         overflow = self.loss_scale.enabled and not math.isfinite(norm)
         if overflow:
             self.optimizer.take_back()
@@ -110,7 +109,7 @@ class Trainer:
         return loss, norm, rate
 
     def _passes(self) -> Tensor:
-        """Forward and backward of the next step: mean loss and gradient norm, float64 on the device."""
+        """Forward and backward of the next step: mean loss, gradient norm and total weight, float64 on the device."""
         batch = self.batches.at(self.done)
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
@@ -119,7 +118,16 @@ class Trainer:
         self.tied.sum(self.parameters)
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
         total, squared = sum_over_world(local)
-        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value])
+        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight])
+
+    def _read(self, reading: Reading) -> tuple[float, float]:
+        """Mean loss and gradient norm. Raises ProgramError, on every rank alike, where the terms weigh less than nothing: only
+        here is their weight on the host, which must not wait for it earlier; what was updated meanwhile is never saved."""
+        loss, norm, weight = reading.wait()
+        if weight < 0:
+            wrong = f"the total weight of step {self.done + 1} is negative ({weight:g})"
+            raise ProgramError("loss", wrong, "weights that add up to 0 or more in every step")
+        return loss, norm
 
     def _update(self, norm: Tensor) -> float:
         """Clip and update; returns the learning rate."""

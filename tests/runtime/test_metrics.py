@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from dataclasses import replace
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.errors import ProgramError
+from runtime.launch import parse_options
+from runtime.loop import Trainer
 from runtime.metrics import StepReport
+from tests.runtime.toy_program import Toy, build
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A program joins a group of one process, which ends with the test."""
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(4096.0, "4,096 tokens/s"), (0.0, "32 samples/s")])
 def test_the_rate_is_of_tokens_or_samples(tokens: float, said: str) -> None:
     line = StepReport(3, 2.5, 1.0, 1e-3, 0.25, tokens, 0.5, 2**30).line(10, 8)
     assert f"  {said}  " in line and line.startswith("step 3/10  loss 2.5")
+
+
+def test_a_step_may_weigh_nothing_but_not_less(alone: None) -> None:
+    """Weights that are data (importance, masks) may add up to zero: there is nothing to train on. Less has no mean."""
+    weights = iter((4.0, 0.0, -0.75))
+    program = replace(build(Toy(microbatches=1)), weigh=lambda **batch: torch.tensor(next(weights)))
+    trainer = Trainer(program, parse_options([]))
+    assert trainer.step()[0] > 0
+    assert trainer.step()[1] == 0
+    with pytest.raises(ProgramError, match=r"^loss: the total weight of step 3 is negative \(-0\.75\); weights that add"):
+        trainer.step()
