@@ -9,18 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
     ReadItem,
     SavePlan,
+    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
+from .errors import cause_of
 from .layout import Box
 from .parameters import piece
 
@@ -48,6 +53,17 @@ class BoxedTensor:
         """The view of the box that begins at ``offsets`` of the whole tensor."""
         box = next(box for box in self.boxes if offsets is not None and torch.Size(box[0]) == offsets)
         return piece(self.local if source is None else source, box)
+
+
+class BoxWriter(FileSystemWriter):
+    """Fails with the system's error, which the other ranks are told: what an error came of does not travel."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's boxes."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as failure:
+            raise cause_of(failure) from None
 
 
 class BoxSavePlanner(DefaultSavePlanner):

@@ -23,13 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
-from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner
-from .errors import ProgramError, raise_together
+from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner, BoxWriter
+from .errors import ProgramError, raise_together, unwritable, writing_together
 from .optimizer import LossScale, Optimizer
 from .parameters import Held
 from .state import NOTHING, Unchanging
@@ -70,11 +70,11 @@ def save(
     names = {**aliases, **others.aliases}
     value = loss_scale.value if loss_scale.enabled else None
     progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names)
-    if dist.get_rank() == 0:
-        (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    dist.barrier()
+    with writing_together(partial):
+        if dist.get_rank() == 0:
+            (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
     return target
 
 
@@ -174,11 +174,12 @@ def export(
         held.fqn: BoxedTensor(held.layout.shape, tensor, held.boxes)
         for held, tensor in zip(parameters, tensors, strict=True) if tensor is not None
     } | others.boxed())
-    if dist.get_rank() == 0:
-        whole = _whole(partial)
-        torch.save(whole | {alias: whole[fqn] for alias, fqn in aliases.items() if fqn in whole}, file)
-        shutil.rmtree(partial)
-    dist.barrier()
+    with writing_together(file):
+        if dist.get_rank() == 0:
+            whole = _whole(partial)
+            shutil.rmtree(partial)
+            with file.open("wb") as stream:  # torch's own does not say why it could not write.
+                torch.save(whole | {alias: whole[fqn] for alias, fqn in aliases.items() if fqn in whole}, stream)
 
 
 def export_start(
@@ -214,11 +215,19 @@ def _is_moment(key: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def _write(path: Path, state: dict[str, BoxedTensor]) -> None:
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    write_state(state, storage_writer=FileSystemWriter(path), planner=BoxSavePlanner())
+    with writing_together(path):
+        if dist.get_rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_state(state, storage_writer=BoxWriter(path), planner=BoxSavePlanner())
+    except CheckpointException as failure:  # raised on all ranks alike
+        causes = [error for error, _ in failure.failures.values() if isinstance(error, OSError)]
+        if not causes:
+            raise
+        if dist.get_rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)  # It takes room that is asked for.
+        raise unwritable(path, causes[0]) from None
 
 
 def _read(path: Path, state: dict[str, BoxedTensor], *, whole: bool) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import torch.distributed as dist
 
 
@@ -26,3 +30,30 @@ def raise_together(error: ProgramError | None) -> None:
     for parts in found:
         if parts is not None:
             raise ProgramError(*parts)
+
+
+def unwritable(path: Path, cause: OSError) -> ProgramError:
+    """What is said of a file that a full disk, or whatever the system names, has kept from being written."""
+    return ProgramError(str(path), f"cannot be written ({cause.strerror or cause})", "free space or give another path")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The system's error that a library's came of: torch's writer of archives says that its file ends too soon, not why."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__context__
+    return found or error
+
+
+@contextmanager
+def writing_together(path: Path) -> Iterator[None]:
+    """Where some rank cannot write what it writes inside, every rank raises ProgramError. Collective over the world."""
+    error = None
+    try:
+        yield
+    except (OSError, RuntimeError) as failure:
+        cause = cause_of(failure)
+        if not isinstance(cause, OSError):
+            raise
+        error = unwritable(path, cause)
+    raise_together(error)

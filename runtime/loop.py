@@ -15,7 +15,7 @@ from . import checkpoint, metrics
 from .block import blocks_of
 from .data import Batches, BatchInput, make_batches
 from .dropout import DropoutStream
-from .errors import ProgramError
+from .errors import ProgramError, raise_together
 from .initialize import Step, initialize
 from .launch import Options, World, check_outputs
 from .optimizer import LearningRate, LossScale, Optimizer, Reading, clip_factor, squared_norm, sum_over_world
@@ -63,11 +63,13 @@ class Program:
 
 
 class Trainer:
-    """The state of a training run: parameters, optimizer, loss scale and the number of steps done."""
+    """The state of a training run: parameters, optimizer, loss scale and the number of steps done. ``failure``: what this rank
+    alone has found wrong after a step; all ranks are told with the numbers of the next, so that none waits for another."""
 
     def __init__(self, program: Program, options: Options) -> None:
         self.program, self.options, self.world = program, options, program.world
         self.seed, self.done, self._begun = options.seed, 0, False
+        self.failure: ProgramError | None = None
         # Samples of the steps done, less what this program's batch makes of as many: other plans had other batches.
         self._samples_before = 0
         initialize(program.modules, program.recipes, options.seed, self.world.device)
@@ -109,7 +111,8 @@ class Trainer:
         return loss, norm, rate
 
     def _passes(self) -> Tensor:
-        """Forward and backward of the next step: mean loss, gradient norm and total weight, float64 on the device."""
+        """Forward and backward of the next step: mean loss, gradient norm, total weight and, where metrics are written, the
+        number of ranks that have failed; float64 on the device."""
         batch = self.batches.at(self.done)
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
@@ -117,13 +120,18 @@ class Trainer:
         sum_partial_gradients(self.parameters, self.world.tensor)
         self.tied.sum(self.parameters)
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
-        total, squared = sum_over_world(local)
-        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight])
+        if self.options.metrics is not None:
+            local.append(torch.full((), float(self.failure is not None), device=self.world.device))
+        total, squared, *failed = sum_over_world(local)
+        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight, *failed])
 
     def _read(self, reading: Reading) -> tuple[float, float]:
-        """Mean loss and gradient norm. Raises ProgramError, on every rank alike, where the terms weigh less than nothing: only
-        here is their weight on the host, which must not wait for it earlier; what was updated meanwhile is never saved."""
-        loss, norm, weight = reading.wait()
+        """Mean loss and gradient norm. Raises ProgramError, on every rank alike, where a rank has failed or the terms weigh
+        less than nothing: only here are these numbers on the host, which must not wait earlier. What was updated meanwhile is
+        lost."""
+        loss, norm, weight, *failed = reading.wait()
+        if any(failed):
+            raise_together(self.failure)
         if weight < 0:
             wrong = f"the total weight of step {self.done + 1} is negative ({weight:g})"
             raise ProgramError("loss", wrong, "weights that add up to 0 or more in every step")
@@ -196,13 +204,14 @@ def train(program: Program, options: Options) -> None:
         loss, norm, rate = trainer.step()
         seconds = time.perf_counter() - begin
         if program.world.rank == 0:
-            _report(program, options, metrics.StepReport(
+            trainer.failure = _report(program, options, metrics.StepReport(
                 trainer.done, loss, norm, rate, seconds, program.batch * program.sequence / seconds,
                 _mfu(program, seconds), metrics.peak_memory_bytes(program.world.device),
             ))
         last = trainer.done == options.steps
         if last or (options.checkpoint_every and trainer.done % options.checkpoint_every == 0):
             trainer.save()
+    raise_together(trainer.failure)
 
 
 def compile_blocks(modules: Sequence[nn.Module]) -> None:
@@ -217,7 +226,13 @@ def _mfu(program: Program, seconds: float) -> float:
     return program.flops / available if available else 0.0
 
 
-def _report(program: Program, options: Options, report: metrics.StepReport) -> None:
+def _report(program: Program, options: Options, report: metrics.StepReport) -> ProgramError | None:
+    """Print and write a step's report; returns what kept it from being written."""
     print(report.line(options.steps, program.batch), flush=True)
-    if options.metrics is not None:
+    if options.metrics is None:
+        return None
+    try:
         metrics.append(options.metrics, report)
+    except ProgramError as error:
+        return error
+    return None

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from .errors import unwritable
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -35,10 +37,16 @@ class StepReport:
 
 
 def append(path: Path, report: StepReport) -> None:
-    """Add one JSON line to a file, flushed. What is not finite (the norm of a step that overflowed) is ``null``."""
+    """Add one JSON line to a file, flushed. What is not finite (the norm of a step that overflowed) is ``null``.
+
+    Raises ProgramError where the file cannot be written.
+    """
     finite = {name: value if math.isfinite(value) else None for name, value in asdict(report).items()}
-    with path.open("a") as file:
-        file.write(json.dumps(finite) + "\n")
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(finite) + "\n")
+    except OSError as cause:
+        raise unwritable(path, cause) from None
 
 
 def peak_memory_bytes(device: torch.device) -> int:

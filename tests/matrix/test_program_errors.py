@@ -20,6 +20,27 @@ from tests.matrix.workers import Outcome, Workers
 pytestmark = pytest.mark.slow
 BLOCKED = ("planner", "codegen", "pydantic", "pulp", "highspy", "jinja2", "yaml", "networkx", "typer", "rich", "transformers")
 
+FULL = """    import errno, io, os
+    from pathlib import Path
+    program, plain = build(), Path.open
+
+    class Full(io.FileIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opened(path, mode="r", *rest, **others):
+        if mode[0] not in "wa" or program.world.rank != {rank}:
+            return plain(path, mode, *rest, **others)
+        file = io.BufferedWriter(Full(path, mode[0]))
+        return file if "b" in mode else io.TextIOWrapper(file)
+
+    Path.open = opened
+    try:
+        train(program, options)
+    finally:
+        Path.open = plain
+"""
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
@@ -82,6 +103,14 @@ def test_a_place_that_cannot_be_written(workers: Workers, program: Emitted, flag
     refused(program.launch(workers, flag, str(tmp_path / "file" / "below")), flag, "cannot be written")
     if flag != "--checkpoint":
         refused(program.launch(workers, flag, str(tmp_path)), flag, "cannot be written")
+
+
+@pytest.mark.parametrize(("flag", "rank"), [("--metrics", 0), ("--export-start", 0), ("--checkpoint", 0), ("--checkpoint", 1)])
+def test_a_full_disk(workers: Workers, flag: str, rank: int, tmp_path: Path) -> None:
+    """One rank finds out; all end, and none waits for it."""
+    program, path = emitted(small_graph("gpt"), Row(data=2, zero=1), tmp_path / "program"), str(tmp_path / "kept")
+    program.edit("train.py", "    train(build(), options)\n", FULL.format(rank=rank))
+    refused(program.launch(workers, "--steps", "2", flag, path), path, "cannot be written (No space left on device)")
 
 
 def test_a_start_that_is_no_checkpoint(workers: Workers, program: Emitted, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from tests.runtime.group import ProcessPool
 
@@ -15,3 +16,10 @@ def pool() -> Iterator[ProcessPool]:
     workers = ProcessPool()
     yield workers
     workers.close()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A program joins a group of one process, which ends with the test."""
+    yield
+    dist.destroy_process_group()

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from runtime.errors import ProgramError
 from runtime.launch import parse_options
 from runtime.loop import Trainer
 from runtime.metrics import StepReport
 from tests.runtime.toy_program import Toy, build
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A program joins a group of one process, which ends with the test."""
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(4096.0, "4,096 tokens/s"), (0.0, "32 samples/s")])

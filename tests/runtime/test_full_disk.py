@@ -1,0 +1,58 @@
+"""What a program cannot write ends it with one line that says why, whatever wrote it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ProgramError
+from runtime.launch import parse_options
+from runtime.loop import train
+from tests.runtime.toy_program import Toy, build
+
+
+class Full(io.FileIO):
+    """A file on a full disk."""
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be written to; all can be opened and read."""
+    plain = Path.open
+
+    def opened(path: Path, mode: str = "r", *arguments: Any, **others: Any) -> Any:
+        if mode[0] not in "wa":
+            return plain(path, mode, *arguments, **others)
+        file = io.BufferedWriter(Full(path, mode[0]))
+        return file if "b" in mode else io.TextIOWrapper(file)
+
+    monkeypatch.setattr(Path, "open", opened)
+
+
+@pytest.mark.parametrize("flag", ["--metrics", "--export-start", "--dump-gradients", "--checkpoint"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_no_space_is_one_line(alone: None, full: None, flag: str, steps: int, tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    with pytest.raises(ProgramError) as refused:
+        train(build(Toy()), parse_options(["--steps", str(steps), flag, str(path)]))
+    said = "cannot be written (No space left on device); free space or give another path"
+    assert str(refused.value).startswith(str(path)) and str(refused.value).endswith(said)
+    assert not list(tmp_path.rglob("*.partial")), "what was written takes the room that is asked for"
+
+
+def test_an_archive_on_a_full_disk_names_the_disk(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's writer of archives says only that its file ends too soon."""
+    plain = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode="r", *rest: (
+        io.BufferedWriter(Full(path, "w")) if path.name == "start.pt" and "w" in mode else plain(path, mode, *rest)
+    ))
+    with pytest.raises(ProgramError, match=r"start\.pt: cannot be written \(No space left on device\)"):
+        train(build(Toy()), parse_options(["--steps", "1", "--export-start", str(tmp_path / "start.pt")]))
