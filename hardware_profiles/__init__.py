@@ -5,10 +5,18 @@ from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.engine import DEFAULT_ENGINE, Engine, engine, engine_names
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.reader import profile_names
-from hardware_profiles.resolve import ProfileRow, cluster_from_yaml, cluster_to_yaml, describe, resolve_cluster
+from hardware_profiles.resolve import (
+    PROFILE_SUFFIXES,
+    ProfileRow,
+    cluster_from_yaml,
+    cluster_to_yaml,
+    describe,
+    resolve_cluster,
+)
 
 __all__ = [
     "DEFAULT_ENGINE",
+    "PROFILE_SUFFIXES",
     "Chip",
     "Cluster",
     "EfficiencyCurve",

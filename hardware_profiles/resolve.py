@@ -23,6 +23,8 @@ from hardware_profiles.reader import (
 )
 from hardware_profiles.schema import ProfileDocument
 
+PROFILE_SUFFIXES = (".yaml", ".yml")
+"""By which a file of the user's own is told from the name of a packaged profile."""
 _FORM = "write PROFILE:NODES, PROFILE:NODESxDEVICES or a YAML file"
 
 
@@ -41,7 +43,7 @@ def resolve_cluster(spec: str) -> Cluster:
     """The cluster that ``spec`` names. Errors (:class:`ProfileFormatError`): an unknown profile (lists the known ones),
     a node count that is no positive number, more devices than a node has, a file that is not a profile."""
     head, _, counts = spec.rpartition(":") if re.search(r":[^/:]*$", spec) else (spec, "", "")
-    if head.endswith((".yaml", ".yml")):
+    if head.endswith(PROFILE_SUFFIXES):
         document, where = read_file(Path(head))
     else:
         if not counts and ":" not in spec:
@@ -68,7 +70,7 @@ def _counts(counts: str, spec: str) -> tuple[int, int | None]:
 
 def describe(name: str) -> tuple[ProfileRow, ...]:
     """Every number of a packaged profile, or of a profile's YAML file, in the units of its file."""
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(PROFILE_SUFFIXES):
         document, _ = read_file(Path(name))
     else:
         document = read_document(profile_content(name), name)

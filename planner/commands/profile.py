@@ -23,13 +23,18 @@ def profile(
     json_: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")] = False,
 ) -> None:
     """Measure this machine into a hardware profile."""
+    from hardware_profiles import PROFILE_SUFFIXES
     from hardware_profiles.measure import MeasureError
     from hardware_profiles.measure.document import profile_text
     from planner.bundle import check_output
-    from planner.ir.errors import JobError
+    from planner.ir.errors import JobError, PlanFileError
 
     start = time.perf_counter()
+    if output.suffix not in PROFILE_SUFFIXES:  # Any other name would be looked for among the packaged profiles.
+        raise PlanFileError(str(output), "is no YAML file", "give -o a file whose name ends in .yaml, for example machine.yaml")
     check_output(output)
+    if output.exists() and not output.is_file():  # What is moved to its place would replace a pipe or a device.
+        raise PlanFileError(str(output), "is no regular file", "give -o a file, for example machine.yaml")
     try:
         settings = _settings(ranks, device, quick)
         measurement = _measure_with_bar(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,26 @@ def test_a_place_that_cannot_be_written_is_known_before_measuring(tmp_path: Path
         assert done.code == 2
         assert str(place) in done.error
     assert not asked
+
+
+@pytest.mark.parametrize("name", ["machine", "machine.json"])
+def test_a_name_that_no_cluster_could_have_is_known_before_measuring(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--cluster` takes it for the name of a packaged profile, and so did what is printed in the end."""
+    asked = stand_in(monkeypatch)
+    done = run("profile", "-o", tmp_path / name, "--device", "cpu")
+    assert done.code == 2
+    assert f"{tmp_path / name}: is no YAML file; give -o a file whose name ends in .yaml" in done.error
+    assert not asked and not list(tmp_path.iterdir())
+
+
+def test_a_device_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stand_in(monkeypatch)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    done = run("profile", "-o", tmp_path / "pipe.yaml", "--device", "cpu")
+    assert done.code == 2 and "pipe.yaml: is no regular file; give -o a file" in done.error
+    assert not asked and (tmp_path / "pipe.yaml").is_fifo()
 
 
 def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
