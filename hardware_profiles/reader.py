@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.files import text_of
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
 from hardware_profiles.yaml_text import load
@@ -215,9 +216,10 @@ def read_file(path: Path) -> tuple[ProfileDocument, str]:
     """A YAML of the user's own: a whole profile, or ``base:`` with changes. Returns it and its name for errors."""
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ProfileFormatError(where, "cannot be read", "give a readable YAML file") from error
+        wrong = f"cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
+        raise ProfileFormatError(where, wrong, "give a readable YAML file") from error
     content = parse_yaml(text, where)
     if "base" in content:
         base = content.pop("base")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml
+from hardware_profiles.files import text_of
 from planner.evaluate import evaluate_plan
 from planner.ir.errors import PlanFileError, ProfileError
 from planner.ir.graph import ModelGraph
@@ -108,7 +109,7 @@ def _covering(certificate: Certificate, prediction: Prediction) -> Certificate:
 
 def _read_text(path: Path, right: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return text_of(path)
     except UnicodeDecodeError as error:
         raise PlanFileError(str(path), "is not text", right) from error
     except OSError as error:

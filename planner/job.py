@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from hardware_profiles.files import text_of
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_constraints, parse_section
@@ -119,7 +120,7 @@ class _JobFile(Record):
 def read_job_file(path: Path) -> _JobFile:
     """Read and validate JOB.yaml. Raises JobError naming the field."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         wrong = f"cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
         raise JobError(str(path), wrong, "give a JOB.yaml or path/file.py:callable") from error

@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
+from hardware_profiles.files import text_of
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
 from planner.ir.errors import JobError
 
@@ -106,7 +107,7 @@ def scored_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 def read_rows(path: Path) -> tuple[Row, ...]:
     """Read a table of runs. Raises JobError naming the file, the row and the column."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         wrong = f"cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
         raise JobError(str(path), wrong, "give a CSV file in the form of docs/validation.md") from error
@@ -142,7 +143,7 @@ def _lines(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
 def read_failures(path: Path) -> tuple[Row, ...]:
     """Runs that ran out of memory: a shorter table, of plain decoders under Megatron-DeepSpeed. Raises JobError as above."""
     try:
-        lines = list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
+        lines = list(csv.DictReader(StringIO(text_of(path))))
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(str(path), "cannot be read", "give a CSV file in the form of docs/validation.md") from error
     rows = []

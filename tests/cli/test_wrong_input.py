@@ -68,6 +68,11 @@ ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
         (("show", "missing.yaml"), "missing.yaml: cannot be read (No such file or directory)"),
         (("check", EXAMPLES), "cannot be read (Is a directory)"),
         (("emit", "missing.yaml"), "missing.yaml: cannot be read"),
+        (("show", "/dev/zero"), "/dev/zero: cannot be read (it is a device, not a file)"),
+        (("check", "/dev/zero"), "/dev/zero: cannot be read (it is a device, not a file)"),
+        (("emit", "/dev/zero"), "/dev/zero: cannot be read (it is a device, not a file)"),
+        (("why", "/dev/zero", "tensor=2"), "/dev/zero: cannot be read (it is a device, not a file)"),
+        (("validate", "--runs", "/dev/zero"), "/dev/zero: cannot be read (it is a device, not a file)"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: tuple[object, ...], named: str) -> None:
@@ -142,6 +147,16 @@ def test_a_wrong_job_is_one_line(text: str, named: str, tmp_path: Path) -> None:
     outcome = run("plan", file)
     assert outcome.code == 2
     assert named in outcome.error
+
+
+def test_a_link_to_a_device_is_one_line(tmp_path: Path) -> None:
+    """It has no end: reading it takes all memory."""
+    endless = tmp_path / "endless.yaml"
+    endless.symlink_to("/dev/zero")
+    for arguments in (("plan", endless), (*PLAN, "--cluster", endless), ("hardware", endless)):
+        outcome = run(*arguments)
+        assert outcome.code == 2
+        assert "endless.yaml: cannot be read (it is a device, not a file)" in outcome.error
 
 
 def test_a_missing_sequence_is_named(tmp_path: Path) -> None:
