@@ -5,10 +5,11 @@ in training. torch is imported in those processes only. All but :mod:`~hardware_
 profile, needs torch and the standard library alone, and may be copied to a machine that has nothing else.
 """
 
-from .machine import accelerators, usable_cores
+from .machine import PROCESS_BYTES, accelerators, memory_bytes, most_processes, usable_cores
 from .pool import measure
 from .settings import Machine, MeasureError, Measurement, Observation, Probe, Settings
 
 __all__ = [
-    "Machine", "MeasureError", "Measurement", "Observation", "Probe", "Settings", "accelerators", "measure", "usable_cores",
+    "PROCESS_BYTES", "Machine", "MeasureError", "Measurement", "Observation", "Probe", "Settings", "accelerators", "measure",
+    "memory_bytes", "most_processes", "usable_cores",
 ]  # fmt: skip

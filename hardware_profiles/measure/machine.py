@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+PROCESS_BYTES = 1 << 29
+"""Of a process that measures: 260 MiB once it has joined its group, and its tensors (the operands of its products)."""
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -33,6 +35,11 @@ def usable_cores() -> float:
     if len(quota) == 2 and quota[0] != "max":
         cores = min(cores, int(quota[0]) / int(quota[1]))
     return cores
+
+
+def most_processes() -> int:
+    """That measure at the same time: as many as there is memory for, and one on every core wherever that is more."""
+    return max(int(usable_cores()), memory_bytes() // PROCESS_BYTES)
 
 
 def accelerators() -> int:

@@ -48,7 +48,15 @@ def profile(
 
 
 def _settings(ranks: int | None, device: str, quick: bool) -> Settings:
-    from hardware_profiles.measure import MeasureError, Settings, accelerators, usable_cores
+    from hardware_profiles.measure import (
+        PROCESS_BYTES,
+        MeasureError,
+        Settings,
+        accelerators,
+        memory_bytes,
+        most_processes,
+        usable_cores,
+    )
 
     if device not in ("auto", "cpu", "cuda"):
         raise MeasureError("--device", f"is {device!r}", "one of auto, cpu, cuda")
@@ -61,6 +69,9 @@ def _settings(ranks: int | None, device: str, quick: bool) -> Settings:
         raise MeasureError("--ranks", f"is {count}", "give a number of processes from 1 up")
     if gpus and count > gpus:
         raise MeasureError("--ranks", f"is {count}", f"there are {gpus} GPUs")
+    if not gpus and count > (most := most_processes()):
+        room = f"this machine has {memory_bytes() / 2**30:.1f} GiB, and a process takes {PROCESS_BYTES / 2**30:g} GiB"
+        raise MeasureError("--ranks", f"is {count}", f"at most {most}: {room}")
     return Settings(count, kind, quick)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import resolve_cluster
-from hardware_profiles.measure import MeasureError, Measurement, Probe, Settings, pool
+from hardware_profiles.measure import MeasureError, Measurement, Probe, Settings, machine, pool
 from tests.commands import run
 from tests.hardware_profiles.test_measure import measured
 
@@ -57,6 +57,20 @@ def test_a_wrong_option_is_one_line(
     assert says in done.error
     assert not asked
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_without_memory_for_them_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any of them is started; one a core is never refused."""
+    asked = stand_in(monkeypatch)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4.0)
+    done = run("profile", "-o", tmp_path / "machine.yaml", "--device", "cpu", "--ranks", 100_000)
+    assert done.code == 2
+    assert "--ranks: is 100000; at most 6: this machine has" in done.error and "a process takes 0.5 GiB" in done.error
+    assert not asked and not list(tmp_path.iterdir())
+    assert run("profile", "-o", tmp_path / "machine.yaml", "--device", "cpu", "--ranks", 6).code == 0
+    monkeypatch.setattr(machine, "usable_cores", lambda: 64.0)
+    assert run("profile", "-o", tmp_path / "machine.yaml", "--device", "cpu", "--ranks", 64).code == 0
 
 
 def test_a_place_that_cannot_be_written_is_known_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
