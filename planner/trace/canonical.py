@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.ir.errors import ModelError
 from planner.ir.graph import Node
 from planner.ir.types import Argument, Dtype, Ref, TensorType
+from planner.ops.families import RECURRENT
 from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
 from planner.trace.turns import TURNS, turned
@@ -29,10 +30,15 @@ SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
 FIRST = {
     "native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d", "_native_batch_norm_legit": "batch_norm",
+    "rrelu_with_noise_functional": "rrelu",
 }
 """More results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
-RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "multinomial",
-                    "normal", "randperm", "native_dropout", "feature_dropout", "alpha_dropout", "rrelu"})
+DROPOUTS = frozenset({"dropout", "dropout_"})
+OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
+"""Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
+RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "binomial", "cauchy",
+                    "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_functional", "poisson", "random",
+                    "randperm", "uniform", "native_dropout", "_sample_dirichlet", "_standard_gamma"})
 
 
 def canonicalise(graph: FlatGraph) -> FlatGraph:
@@ -66,7 +72,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
 def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     """Raise ModelError for an operation that no plan can run, or not under every plan alike."""
     arguments = dict(node.arguments)
-    if node.base in RANDOM:
+    if _draws(node):
         wrong = f"{node.base} draws random numbers in forward"
         right = "only dropout may: its masks are drawn again alike in recomputation, on every tensor rank and after a resume"
     elif "::" in node.base and node.base not in SYNONYMS and not node.base.startswith("prims::"):
@@ -83,6 +89,19 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     else:
         return
     raise ModelError(place(node, where), wrong, right)
+
+
+def _draws(node: Node) -> bool:
+    """Whether it draws random numbers, other than in the dropout that programs draw again alike."""
+    if node.base == "rrelu":
+        return bool(node.argument("training"))
+    if node.base in RECURRENT:  # Dropout between its layers, within one call.
+        return bool(node.argument("train")) and node.argument("dropout") != 0 and node.argument("num_layers") != 1
+    return node.base in RANDOM or (node.base in OTHER_DROPOUTS and not _drops_nothing(node))
+
+
+def _drops_nothing(node: Node) -> bool:
+    return node.argument("p") == 0 or not node.argument("train")
 
 
 def _other_dtypes(node: Node, types: Mapping[str, TensorType]) -> list[str]:
@@ -177,7 +196,7 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
         return source.name
     if node.base in COPIES and same and node.differentiable == (operand in gradients):
         return operand
-    if node.base in ("dropout", "dropout_") and (arguments["p"] == 0 or not arguments["train"]):
+    if node.base in DROPOUTS | OTHER_DROPOUTS and _drops_nothing(node):
         return operand
     if node.base in IDLE_AT_SAME_TYPE and same and node.differentiable == (operand in gradients):
         return operand if node.base != "slice" or arguments.get("step", 1) == 1 else None
@@ -230,6 +249,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield replace(node, arguments=(("tensors", tuple(map(Ref, _filled(node, types)))), ("dim", arguments["dim"])))
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
         yield from _cast_first(node, types)
+    elif node.base == "rrelu":
+        yield replace(node, op="leaky_relu", arguments=(("self", arguments["self"]), ("negative_slope", _mean_slope(node))))
     elif node.base in SYNONYMS:
         operands = zip(("self", "mat2", "offs"), node.operands, strict=True)
         said = (*((name, Ref(operand)) for name, operand in operands), ("bias", None), ("out_dtype", None))
@@ -251,6 +272,13 @@ def _written(node: Node, source: Ref, types: Mapping[str, TensorType]) -> Iterab
     if made.shape != node.type.shape:
         stretched = (("self", source), ("size", node.type.shape), ("implicit", False))
         yield replace(node, op="expand", arguments=stretched)
+
+
+def _mean_slope(node: Node) -> float:
+    """By which ``rrelu`` multiplies what is negative where it draws nothing (aten/src/ATen/native/Activation.cpp)."""
+    lower, upper = node.argument("lower"), node.argument("upper")
+    assert isinstance(lower, (int, float)) and isinstance(upper, (int, float))
+    return (lower + upper) / 2
 
 
 def _group_norm(node: Node) -> Node:

@@ -17,7 +17,8 @@ from planner.ops.saved import has_formula
 from planner.trace.turns import TURNS
 
 WHOLE = VIEW_FAMILY | TURNS | ELEMENTWISE_LOSSES | LABELLED_LOSSES | {
-    "broadcast_tensors", "dropout_", "feature_dropout", "alpha_dropout", "instance_norm", "ravel", "rrelu",
+    "broadcast_tensors", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "instance_norm", "ravel",
+    "rrelu",
 }
 """Stay as they are: later passes have their own forms, or refuse them by name."""
 

@@ -144,3 +144,32 @@ def test_operations_of_other_libraries(model_file: Callable[[str], str]) -> None
     spec = model_file(FOREIGN + NET.format(forward="x = torch.ops.stranger.double(self.f(x))", rest=""))
     with pytest.raises(ModelError, match=r"stranger::double is no operation of torch's; the emitted program needs nothing but"):
         traced(spec)
+
+
+@pytest.mark.parametrize("called", [
+    "F.alpha_dropout(x, 0.3, False)", "F.feature_alpha_dropout(x, 0.3, False)", "F.dropout2d(x, 0.3, False)",
+    "F.alpha_dropout(x, 0.0, True)", "nn.AlphaDropout(0.3).eval()(x)",
+])
+def test_what_drops_nothing_is_its_operand(model_file: Callable[[str], str], called: str) -> None:
+    assert not any("dropout" in node.base for node in nodes(traced(model_file(NET.format(forward=f"x = {called}", rest="")))))
+
+
+@pytest.mark.parametrize("called", ["F.rrelu(x, 0.1, 0.4)", "nn.RReLU(0.1, 0.4, inplace=True).eval()(2 * x)"])
+def test_a_slope_that_is_not_drawn_is_the_mean_one(model_file: Callable[[str], str], called: str) -> None:
+    found = nodes(traced(model_file(NET.format(forward=f"x = {called}", rest=""))))
+    (node,) = (node for node in found if "relu" in node.base)
+    assert node.op == "leaky_relu" and node.argument("negative_slope") == 0.25
+
+
+@pytest.mark.parametrize(("called", "base"), [
+    ("F.rrelu(x, training=True)", "rrelu"), ("F.rrelu_(2 * x, training=True)", "rrelu"),
+    ("F.alpha_dropout(x, 0.3, True)", "alpha_dropout"), ("F.feature_alpha_dropout(x, 0.3, True)", "feature_alpha_dropout"),
+    ("F.dropout1d(x, 0.3, True)", "feature_dropout"), ("F.gumbel_softmax(x)", "exponential"),
+    ("x + torch.empty_like(x).uniform_()", "uniform"), ("x + torch.empty_like(x).normal_()", "normal_functional"),
+    ("torch.poisson(x.exp()) * x", "poisson"), ("self.g(x)[0]", "gru"),
+])
+def test_what_draws_random_numbers(model_file: Callable[[str], str], called: str, base: str) -> None:
+    """In-place forms and recurrent layers with dropout between them too: no two ranks would draw the same."""
+    net = NET.replace("        self.a,", "        self.g = nn.GRU(16, 16, 2, dropout=0.1, batch_first=True)\n        self.a,")
+    with pytest.raises(ModelError, match=f"{base} draws random numbers in forward; only dropout may"):
+        traced(model_file(net.format(forward=f"x = {called}", rest="")))
