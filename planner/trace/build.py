@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from planner.ir.errors import ModelError
 from planner.ir.graph import Parameter
 from planner.ir.types import TensorType
+from planner.trace.backwards import refuse_hooks
 from planner.trace.load import ModelSource
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 
@@ -51,6 +52,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         torch.manual_seed(0)
         with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
             module = source.build()
+    refuse_hooks(module, source.where)
     canonical = _canonical(module)
     aliases: dict[str, list[str]] = {}
     for name, first in canonical.items():

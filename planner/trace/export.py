@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput
 from planner.ir.types import BatchMultiple, TensorType
+from planner.trace.backwards import watch_backwards
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
 from planner.trace.hidden import Hidden, UnlikeError
@@ -118,7 +119,9 @@ def _program(
                 step.hidden = repeats.hidden
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
+                backwards = stack.enter_context(watch_backwards(built.module, source.where))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
+            backwards.refuse_others()
             hidden = repeats.hidden
             if hidden.members and (_changes(program) or hidden.read(program, "model")):
                 return _Way.ONCE, hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import sysconfig
 from pathlib import Path
 from traceback import walk_tb
@@ -14,6 +15,7 @@ _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _OURS = str(Path(__file__).parent)
 
 
+@functools.cache
 def is_users(file: str) -> bool:
     """Whether a source file is the model's (its libraries' included): not torch's, Python's or the tracer's."""
     standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
@@ -32,6 +34,14 @@ def users_line(error: BaseException, folder: Path | None = None) -> str | None:
     own = [(file, line) for file, line in mine if folder is not None and folder.resolve() in Path(file).resolve().parents]
     chosen = (own or mine)[-1:]
     return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else None
+
+
+def running_line() -> str:
+    """``file:line`` of the user's code that runs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.ir.errors import ModelError
-from planner.trace.lines import is_users
+from planner.trace.lines import running_line
 
 MANY = 64
 """Parts of a batch that code may take by their numbers: more are a loop. (What blends those few is refused for that.)"""
@@ -29,7 +28,7 @@ class RefuseSampleLoops(TorchFunctionMode):
     ) -> Any:
         given, name = kwargs or {}, getattr(function, "__name__", "")
         if args and isinstance(args[0], Tensor) and args[0].dim() and self._by_sample(name, args, given):
-            raise ModelError(_users_line(), "goes through the samples of the batch one by one",
+            raise ModelError(running_line(), "goes through the samples of the batch one by one",
                              "compute all of them at once, or give torch.vmap what one sample needs")
         return function(*args, **given)
 
@@ -73,11 +72,3 @@ _COUNTS: Mapping[str, Callable[..., tuple[int, int]]] = {"unbind": _unbind, "spl
 """By function, the dim that it takes apart and how many parts it makes."""
 _PLACES: Mapping[str, Callable[..., tuple[int, int]]] = {"select": _select, "__getitem__": _item}
 """By function, the dim that it takes from and where what it takes begins."""
-
-
-def _users_line() -> str:
-    """``file:line`` of the user's code that runs."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

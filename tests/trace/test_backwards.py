@@ -1,0 +1,111 @@
+"""A backward pass that the program would not run is refused by its line; one that autograd derives as well is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.ir.errors import ModelError
+from planner.trace import load_model, trace_model
+from tests.trace.test_trace import both
+
+MODEL = """
+from torch.utils.checkpoint import checkpoint
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return {forward}
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return {backward}
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.a, self.o = nn.Embedding(48, 16), nn.Linear(16, 16), nn.Linear(16, 48)
+        {built}
+    def forward(self, input_ids):
+        x = self.a(self.e(input_ids))
+        {line}
+        return self.o(x)
+
+def make():
+    return M()
+"""
+NOT_RUN = "the program would not run it: "
+FORWARD, BUILT = 24, 21  # lines of the file
+
+
+def model(built: str = "pass", line: str = "pass", forward: str = "x.sin()", backward: str = "g * x.cos()") -> str:
+    return MODEL.format(built=built, line=line, forward=forward, backward=backward)
+
+
+def refusal(spec: str) -> str:
+    with pytest.raises(ModelError) as error:
+        trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
+    return str(error.value).replace(str(Path(spec.rpartition(":")[0])), "model")
+
+
+@pytest.mark.parametrize(("forward", "backward"), [
+    ("torch.round(4 * x) / 4", "g"), ("x.view_as(x)", "-0.5 * g"), ("x.view_as(x)", "g.clamp(-100, 100)"),
+    ("x.sin()", "g * x.cos() + 0 * unknown"), ("x.sin()", "None"),
+])
+def test_a_function_of_another_gradient(model_file: Callable[[str], str], forward: str, backward: str) -> None:
+    said = refusal(model_file(model(line="x = Own.apply(x)", forward=forward, backward=backward)))
+    assert said.startswith(f"model:{FORWARD}: Own.backward is not the derivative of its forward; {NOT_RUN}")
+
+
+@pytest.mark.parametrize(("forward", "backward"), [
+    ("x.sin()", "g * x.cos()"), ("0.5 * x * x", "g * x"), ("x.abs().sqrt()", "g * x.sign() / (2 * x.abs().sqrt())"),
+])
+def test_a_function_of_the_same_gradient(model_file: Callable[[str], str], forward: str, backward: str) -> None:
+    spec = model_file(model(line="x = Own.apply(x)", forward=forward, backward=backward))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
+
+
+def test_gradients_straight_through(model_file: Callable[[str], str]) -> None:
+    """What the refusal advises."""
+    spec = model_file(model(line="x = x + (torch.round(4 * x) / 4 - x).detach()"))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
+
+
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_of_a_tensor(model_file: Callable[[str], str], name: str) -> None:
+    tensor = "x" if name == "register_hook" else "self.a.weight"
+    said = refusal(model_file(model(line=f"{tensor}.{name}(lambda g: 2 * g)")))
+    assert said.startswith(f"model:{FORWARD}: a hook changes the gradient of a tensor; {NOT_RUN}")
+
+
+@pytest.mark.parametrize(("built", "what"), [
+    ("self.a.weight.register_hook(lambda g: 2 * g)", "parameter a.weight"),
+    ("self.a.weight.register_post_accumulate_grad_hook(lambda p: None)", "parameter a.weight"),
+    ("self.a.register_full_backward_hook(lambda m, i, o: (2 * i[0],))", "module a"),
+    ("self.a.register_full_backward_pre_hook(lambda m, o: (2 * o[0],))", "module a"),
+    ("self.register_backward_hook(lambda m, i, o: None)", "the model"),
+])
+def test_hooks_of_the_constructor(model_file: Callable[[str], str], built: str, what: str) -> None:
+    said = refusal(model_file(model(built=built)))
+    assert said.startswith(f"model:{BUILT}: {what} has a hook that changes its gradient; {NOT_RUN}")
+
+
+def test_a_hook_that_forward_gives_a_module(model_file: Callable[[str], str]) -> None:
+    said = refusal(model_file(model(line="self.o.register_full_backward_pre_hook(lambda m, o: (2 * o[0],))")))
+    assert "a hook that changes its gradient" in said
+
+
+def test_hooks_of_the_forward_pass_are_traced(model_file: Callable[[str], str]) -> None:
+    built = ("self.e.register_forward_hook(lambda m, i, o: 3 * o); self.a.register_forward_hook(lambda m, i, o: o * o); "
+             "self.a.register_forward_pre_hook(lambda m, i: (i[0].sin(),))")
+    assert both(load_model(model_file(model(built=built)), {}, None))[1] < 1e-12
+
+
+def test_checkpoints(model_file: Callable[[str], str]) -> None:
+    said = refusal(model_file(model(line="x = checkpoint(self.a, x, use_reentrant=True)")))
+    assert said.startswith(f"model:{FORWARD}: a reentrant checkpoint hides what it computes from the trace; give checkpoint ")
+    spec = model_file(model(line="x = checkpoint(self.a, x, use_reentrant=False)"))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
