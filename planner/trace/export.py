@@ -3,7 +3,7 @@
 The batch is made symbolic by tracing with a large prime number of samples: every size and integer of the graph that it
 divides is that multiple of the batch. (torch's own symbolic shapes cost guards and time and turn shape arithmetic into
 nodes; everything here stays a literal.) A product of sizes is divisible only if one of them is; no size of the model
-may be, which is checked. Floats derived from the batch are refused where they are found.
+may be, which is checked. What Python computes from the batch is refused (batches.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import linecache
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._export.utils import _compiling_state_context
 from torch.export import ExportedProgram
 
 from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
+from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
 from planner.trace.hidden import Hidden, UnlikeError
@@ -69,11 +71,12 @@ class TrainingStep(nn.Module):
         self.accepted = accepted
         self.loss = loss
         self.hidden = Hidden()
+        self.record = Record()
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
-        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH):
+        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), self.record.of(self.model):
             return self.loss(self.model(**given), batch)
 
 
@@ -98,18 +101,23 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     with built.fake:
         batch = _example_batch(source, built, sequence)
     given = tuple(_batch_input(name, tensor) for name, tensor in batch.items())
-    program, hidden = _program(source, built, batch, way)
+    step = _step(source, built, batch)
+    program, repeats = _program(source, built, step, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
         source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
-    return Exported(source.where, program, given, sequence or 0, hidden.nodes)
+    _refuse_batch_numbers(source, built, sequence, step.record.calls, frozenset(repeats.drawn))
+    return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes)
+
+
+def _step(source: ModelSource, built: BuiltModel, batch: Mapping[str, Tensor]) -> TrainingStep:
+    return TrainingStep(built.module, _accepted(source, built.module, batch), source.loss or default_loss)
 
 
 def _program(
-    source: ModelSource, built: BuiltModel, batch: dict[str, Tensor], way: _Way
-) -> tuple[ExportedProgram | _Way, Hidden]:
+    source: ModelSource, built: BuiltModel, step: TrainingStep, batch: dict[str, Tensor], way: _Way
+) -> tuple[ExportedProgram | _Way, Repeats]:
     """The step as torch exports it, or the way in which it has to be exported."""
-    step = TrainingStep(built.module, _accepted(source, built.module, batch), source.loss or default_loss)
     repeats = Repeats()
     with _quiet():
         try:
@@ -124,21 +132,54 @@ def _program(
             backwards.refuse_others()
             hidden = repeats.hidden
             if hidden.members and (_changes(program) or hidden.read(program, "model")):
-                return _Way.ONCE, hidden
+                return _Way.ONCE, repeats
             if (repeats.firsts or hidden.members) and not draw_out(program, hidden):
-                return _Way.EACH, hidden
+                return _Way.EACH, repeats
             if _changes(program):
                 program.graph_module.recompile()
                 program = program.run_decompositions({})
-            return program, hidden
+            return program, repeats
         except ShardwrightError:
             raise
         except UnlikeError:
-            return _Way.ONCE, repeats.hidden
+            return _Way.ONCE, repeats
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
             if repeats.firsts or repeats.hidden.members:
-                return _Way.EACH, repeats.hidden
+                return _Way.EACH, repeats
             raise _untraceable(source.where, error, step.accepted, batch) from error
+
+
+def _refuse_batch_numbers(
+    source: ModelSource, built: BuiltModel, sequence: int | None, calls: Sequence[Called], drawn: frozenset[str]
+) -> None:
+    """Raise ModelError where the step computes something from the number of samples. ``calls``: of the export, in which the
+    modules ``drawn`` did not run."""
+    samples = few([extent for parameter in built.parameters for extent in parameter.type.shape if isinstance(extent, int)])
+    scale = Scale(BATCH, samples)
+    if difference(calls, _calls_of(source, built, sequence, samples, drawn), scale) is None:
+        return
+    first, second = (  # models as new, both without an export: what differed may be what the first pass left behind
+        _calls_of(anew, build(anew, built.dtype), sequence, number, frozenset())
+        for anew, number in ((source.anew(), BATCH), (source.anew(), samples))
+    )
+    error = difference(first, second, scale)
+    if error is not None:
+        raise error
+
+
+def _calls_of(
+    source: ModelSource, built: BuiltModel, sequence: int | None, samples: int, drawn: frozenset[str]
+) -> Sequence[Called]:
+    """What the step calls for a number of samples, up to where it fails."""
+    with built.fake:
+        batch = _example_batch(source, built, sequence, samples)
+    step = _step(source, built, batch)
+    with _quiet(), repeats_as_one(built.module, "model", hide=False, only=drawn), built.fake, _compiling_state_context():
+        try:
+            step(batch)
+        except Exception as error:  # noqa: BLE001 - the user's code; whether it fails may depend on the number
+            step.record.fails(error, source.where)
+    return step.record.calls
 
 
 @contextlib.contextmanager
@@ -186,11 +227,11 @@ def _check_sizes(source: ModelSource, built: BuiltModel, sequence: int | None) -
         raise ModelError("--seq", f"{sequence} is no sequence length", "give a positive number of tokens")
 
 
-def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None) -> dict[str, Tensor]:
+def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None, samples: int = BATCH) -> dict[str, Tensor]:
     if source.example_inputs is not None:
         try:
             with default_dtype(getattr(torch, built.dtype)):
-                given = source.example_inputs(BATCH, sequence)
+                given = source.example_inputs(samples, sequence)
         except Exception as error:  # user code
             right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
             raise ModelError(users_line(error) or source.where,
@@ -198,14 +239,14 @@ def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None)
         if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
             raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
         for name, tensor in given.items():
-            if not tensor.dim() or tensor.shape[0] != BATCH or not str(name).isidentifier():
+            if not tensor.dim() or tensor.shape[0] != samples or not str(name).isidentifier():
                 raise ModelError(source.where, f"example_inputs: {name} has shape {tuple(tensor.shape)}",
                                  "the first dim must be the batch, the key an identifier")
         return {str(name): tensor for name, tensor in given.items()}
     if sequence is None:
         raise ModelError("--seq", "is not given", "a language model needs the number of tokens of a sample")
-    ids = torch.zeros(BATCH, sequence, dtype=torch.int64)
-    return {"input_ids": ids, "labels": torch.zeros(BATCH, sequence, dtype=torch.int64)}
+    ids = torch.zeros(samples, sequence, dtype=torch.int64)
+    return {"input_ids": ids, "labels": torch.zeros(samples, sequence, dtype=torch.int64)}
 
 
 def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, str | None]:

@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from planner.ir.errors import ModelError
 from planner.ir.graph import BatchInput, Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
+from planner.trace.batches import ADVICE
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
@@ -289,7 +290,8 @@ class _Reader:
         raise ModelError(self._place(node), f"an argument of {node.target} is a {type(value).__name__}")
 
     def _refuse_batch_float(self, value: float, node: fx.Node) -> None:
-        """A float k / batch, k x batch or a root of it was computed in Python from the batch: wrong for any other."""
+        """A float k / batch, k x batch or a root of it was computed from the batch, by torch (see batches.py for what the
+        model's own code computes): wrong for any other."""
         if not 1e-100 < abs(value) < 1e100:
             return
         ratio = abs(value) * BATCH
@@ -298,8 +300,8 @@ class _Reader:
         square = value * value if abs(value) >= 1 else 1 / (value * value)
         root = 0 < round(square / BATCH) < 10_000 and math.isclose(square / BATCH, round(square / BATCH), rel_tol=1e-12)
         if fraction or multiple or root:
-            raise ModelError(self._place(node), f"the number {value!r} in {node.target} was computed from the batch size",
-                             "compute it with tensors, or return (sum, weight) from the loss")
+            wrong = f"the number {value!r} in {node.target} is computed from the number of samples"
+            raise ModelError(self._place(node), wrong, ADVICE)
 
     def _place(self, node: fx.Node) -> str:
         source = source_of(node.meta.get("stack_trace"))

@@ -64,11 +64,14 @@ class _First:
 
 @dataclass
 class Repeats:
-    """``firsts``: the first calls by what they have in common with those that are alike."""
+    """``firsts``: the first calls by what they have in common with those that are alike. ``drawn``: paths of the modules that
+    did not run because they are. ``only``: of those that may (None: all), when no graph is made that could tell."""
 
     calls: Calls = field(default_factory=Calls)
     firsts: dict[object, _First] = field(default_factory=dict)
     hidden: Hidden = field(default_factory=Hidden)
+    drawn: set[str] = field(default_factory=set)
+    only: frozenset[str] | None = None
 
 
 class _Member:
@@ -76,9 +79,8 @@ class _Member:
     hidden (None: this one's are not)."""
 
     def __init__(self, path: str, module: nn.Module, repeats: Repeats) -> None:
-        self.path, self.module, self.calls, self.firsts, self.hidden = (
-            path, module, repeats.calls, repeats.firsts, repeats.hidden
-        )
+        self.path, self.module, self.repeats = path, module, repeats
+        self.calls, self.firsts, self.hidden = repeats.calls, repeats.firsts, repeats.hidden
         self.number: int | None = None
         self.forward: Callable[..., Any] = module.forward
         self.called = False
@@ -91,6 +93,7 @@ class _Member:
         key = (_caller(), call.key)
         if key in self.firsts:
             outputs = self._again(self.firsts[key], call)
+            self.repeats.drawn |= {self.path} if outputs is not None else set()
             return self._run(args, kwargs) if outputs is None else _rebuilt(self.firsts[key].result, iter(outputs))
         result = self._run(args, kwargs)
         after = self.calls.of(self.module, args, kwargs, self)
@@ -108,6 +111,9 @@ class _Member:
         return self.forward(*args, **kwargs)
 
     def _again(self, first: _First, call: Call) -> list[Tensor] | None:
+        only = self.repeats.only
+        if only is not None:
+            return _again(self.calls, first, call, graph=False) if self.path in only else None
         if self.number is None:
             return _again(self.calls, first, call)
         same = all(map(operator.is_, call.own, self.hidden.members[self.number].values()))
@@ -123,10 +129,11 @@ def _caller() -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def repeats_as_one(model: nn.Module, prefix: str, *, hide: bool) -> Iterator[Repeats]:
+def repeats_as_one(model: nn.Module, prefix: str, *, hide: bool, only: frozenset[str] | None = None) -> Iterator[Repeats]:
     """Export a model's repeated calls as ``first`` and ``again``. ``prefix``: the model's path in what is exported; ``hide``:
-    and let torch not see tensors of modules that look repeated. Yields what is met."""
-    repeats = Repeats()
+    and let torch not see tensors of modules that look repeated; ``only``: without an export, do not run these modules where
+    they are like others. Yields what is met."""
+    repeats = Repeats(only=only)
     # Shared ones by their first path.
     found = {module: path for path, module in reversed([*_candidates(model, repeats.calls.code)])}
     members = {module: _Member(f"{prefix}.{path}", module, repeats) for module, path in found.items()}
@@ -176,18 +183,19 @@ def _rebuilt(result: Any, tensors: Iterator[Tensor]) -> Any:
     return result if result is None else next(tensors)
 
 
-def _again(calls: Calls, first: _First, call: Call, hidden: int | None = None) -> list[Tensor] | None:
+def _again(calls: Calls, first: _First, call: Call, hidden: int | None = None, *, graph: bool = True) -> list[Tensor] | None:
     """What a call yields that is like the first; None where it has to run. ``hidden``: the number of a module whose tensors
-    are."""
+    are; ``graph``: a graph is made, and must allow it."""
     mode = get_proxy_mode()
-    if mode is None or not first.fit:
+    if (graph and mode is None) or not first.fit:
         return None
     if first.like is None:
         first.like = torch.ops.shardwright.first(list(first.call.inputs), list(first.call.own), first.outputs, first.path)
-        node = next(node for node in reversed(mode.tracer.graph.nodes) if node.target is _FIRST)
-        if _region(node) is None:
-            first.fit = False
-            return None
+        if mode is not None:
+            node = next(node for node in reversed(mode.tracer.graph.nodes) if node.target is _FIRST)
+            if _region(node) is None:
+                first.fit = False
+                return None
     own = list(call.own) if hidden is None else []
     made: list[Tensor] = torch.ops.shardwright.again(list(call.inputs), own, first.like, -1 if hidden is None else hidden)
     first.fit = calls.alike(made, first.outputs)

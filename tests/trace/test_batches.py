@@ -1,0 +1,97 @@
+"""What Python computes from the number of samples is refused by its line; shapes that hold it are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.ir.errors import ModelError
+from planner.trace import load_model, trace_model
+from tests.trace.test_trace import both
+
+MODEL = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+    def forward(self, x):
+        {layer}
+        return x + self.b(torch.tanh(self.a(x)))
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.o = nn.Embedding(48, 16), nn.Linear(16, 48)
+        self.layers = nn.ModuleList(Layer() for _ in range(5))
+        self.cached = None
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        B, T, _ = x.shape
+        {line}
+        for layer in self.layers:
+            x = layer(x)
+        return self.o(x)
+
+def make():
+    return M()
+"""
+NUMBER = "is computed from the number of samples; a plan divides the batch in many ways: "
+
+
+def refusal(spec: str) -> str:
+    with pytest.raises(ModelError) as error:
+        trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
+    return str(error.value).replace(str(Path(spec.rpartition(":")[0])), "model")
+
+
+@pytest.mark.parametrize(("line", "what"), [
+    ("x = x * (B // 2)", "number 500001 in mul"), ("x = x * max(1, B // 1000)", "number 1000 in mul"),
+    ("x = x * min(B, 8)", "number 8 in mul"), ("x = x * torch.tensor(float(min(B, 8)))", "number 8.0 in tensor"),
+    ("x = x * (1 / x.numel())", "number 3.906"), ("x = x / len(x) ** 0.25", "number 31.6"),
+    ("x = F.pad(x, (0, 0, B % 2, 0))[:, :T]", "number 1 in pad"),
+    ("x = x + (self.e if B > 64 else self.o).weight[:1].sum()", "operand of __getitem__"),
+    ("x = x * torch.arange(B + 1, dtype=x.dtype)[0]", "number 1000004 in arange"),
+])
+def test_numbers(model_file: Callable[[str], str], line: str, what: str) -> None:
+    said = refusal(model_file(MODEL.format(line=line, layer="pass")))
+    assert said.startswith(f"model:22: the {what}") and NUMBER in said
+
+
+@pytest.mark.parametrize("line", ["x = 3 * x if B > 64 else x", "x = x if B > 64 else 3 * x", "if B > 9: x = x.sin()"])
+def test_branches(model_file: Callable[[str], str], line: str) -> None:
+    said = refusal(model_file(MODEL.format(line=line, layer="pass")))
+    assert said.startswith("model:22: which operations run depends on the number of samples; a plan divides the batch")
+
+
+def test_in_repeated_modules(model_file: Callable[[str], str]) -> None:
+    said = refusal(model_file(MODEL.format(line="pass", layer="x = x * min(len(x), 8)")))
+    assert said.startswith(f"model:10: the number 8 in mul {NUMBER}")
+
+
+@pytest.mark.parametrize("line", [
+    "x = x * (torch.arange(B) / 100)[:, None, None]", "x = x + torch.arange(B)[:, None, None]",
+    "x = x.masked_fill((torch.arange(B) > 1)[:, None, None], 0)", "x = x + self.e(torch.arange(B))[:, None]",
+])
+def test_numbers_of_samples(model_file: Callable[[str], str], line: str) -> None:
+    said = refusal(model_file(MODEL.format(line=line, layer="pass")))
+    assert said.startswith("model:22: ") and said.endswith(
+        "computes with the numbers of the samples in the batch; "
+        "a plan divides the batch: a sample's value must not depend on its place in it")
+
+
+@pytest.mark.parametrize("line", [
+    "x = x.view(B * T, -1).reshape(B, T, 16) + x.new_zeros(B, 1, 16).expand(B, T, 16)",
+    "x = x + x[torch.arange(B)[:, None], input_ids % T]", "x = x + torch.zeros(B, T, 16)[:, :, :1]",
+    "x = x + (torch.arange(B * T) % T).view(B, T)[:, :, None]",
+    "x = torch.cat([x, x], 1)[:B, :T] if B > 0 else x", "x = x * (x.numel() // B)",
+])
+def test_shapes_that_hold_the_batch(model_file: Callable[[str], str], line: str) -> None:
+    assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
+
+
+def test_what_the_first_pass_leaves_behind(model_file: Callable[[str], str]) -> None:
+    """A table that is made once is no matter of the batch."""
+    line = "self.cached = torch.arange(T).sin()[:, None] if self.cached is None else self.cached; x = x + self.cached"
+    assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
