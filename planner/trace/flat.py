@@ -26,6 +26,7 @@ from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
+from planner.trace.loops import refuse_unknown_shapes
 
 RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
 CONSTANT = frozenset({
@@ -238,6 +239,7 @@ class _Reader:
         self.used.add(name)
         value = node.meta.get("val")
         values = value if isinstance(value, (tuple, list)) else (value,)
+        refuse_unknown_shapes(values, op.partition(".")[0], self._place(node))
         types = tuple(tensor_type(item) for item in values if isinstance(item, Tensor))
         whole = node.args[0] if op == "getitem" and isinstance(node.args[0], fx.Node) else node
         made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))

@@ -1,11 +1,12 @@
-"""Loops over the samples of a batch: tracing unrolls a loop, and no two micro-batches need to have as many samples."""
+"""How often something runs or how large it is: a trace unrolls loops and fixes shapes, and no two micro-batches need to have as
+many samples, or the same values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.ir.errors import ModelError
@@ -16,7 +17,8 @@ MANY = 64
 
 
 class RefuseSampleLoops(TorchFunctionMode):
-    """Raises ModelError where code takes a tensor apart sample by sample, before a loop over all of ``batch`` has run."""
+    """Raises ModelError where code takes a tensor apart sample by sample, before a loop over all of ``batch`` has run, and
+    where it makes one whose shape depends on values."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
@@ -30,7 +32,10 @@ class RefuseSampleLoops(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dim() and self._by_sample(name, args, given):
             raise ModelError(running_line(), "goes through the samples of the batch one by one",
                              "compute all of them at once, or give torch.vmap what one sample needs")
-        return function(*args, **given)
+        result = function(*args, **given)
+        if isinstance(result, (Tensor, tuple, list)):
+            refuse_unknown_shapes(result if isinstance(result, (tuple, list)) else (result,), name.strip("_"))
+        return result
 
     def _by_sample(self, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
         if name in _COUNTS:
@@ -41,6 +46,16 @@ class RefuseSampleLoops(TorchFunctionMode):
         else:
             return False
         return parts > MANY and args[0].shape[dim] % self.batch == 0
+
+
+def refuse_unknown_shapes(results: Sequence[object], name: str, place: str | None = None) -> None:
+    """Raise ModelError where an operation returns a tensor whose number of elements only the values of its operands tell.
+    ``place``: the line, where it is not the one that runs."""
+    for result in results:
+        shape: Sequence[Any] = result.shape if isinstance(result, Tensor) else ()
+        if any(isinstance(extent, SymInt) and extent.node.maybe_as_int() is None for extent in shape):
+            raise ModelError(place or running_line(), f"the shape of what {name} returns depends on values",
+                             "a trace fixes shapes: multiply by the mask, and divide by its sum")
 
 
 def _unbind(tensor: Tensor, dim: int = 0) -> tuple[int, int]:

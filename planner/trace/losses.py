@@ -134,7 +134,7 @@ class _Separator:
             return self.parts(operand)
         count = self._count(self.graph.type_of(operand).shape)
         dtype = dict(node.arguments).get("dtype")
-        total = self._add("sum", "sum", (("self", Ref(operand)), ("dtype", dtype)), node.type, node, differentiable=True)
+        total = self._add("sum", "sum", (("self", Ref(operand)), ("dtype", dtype)), node.type, node, node.differentiable)
         return total, count
 
     def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
@@ -147,7 +147,7 @@ class _Separator:
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
         total, weight = self.parts(operand)
         arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
-        return self._add("scaled", node.op, arguments, node.type, node, differentiable=True), weight
+        return self._add("scaled", node.op, arguments, node.type, node, node.differentiable), weight
 
     def _added(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
         """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion."""
@@ -163,10 +163,10 @@ class _Separator:
             raise self._refuse(node, "it adds averages over different numbers of terms, which the batch decides")
         if proportion != 1:
             scale = (("self", Ref(other)), ("other", proportion))
-            other = self._add("scaled", "mul.Tensor", scale, node.type, node, differentiable=True)
+            other = self._add("scaled", "mul.Tensor", scale, node.type, node, self._node(other).differentiable)
         operands = {"self": Ref(total), "other": Ref(other)}
         both = tuple((key, operands.get(key, value)) for key, value in node.arguments)
-        return self._add("added", node.op, both, node.type, node, differentiable=True), weight
+        return self._add("added", node.op, both, node.type, node, node.differentiable), weight
 
     def _proportion(self, first: str, second: str) -> float | None:
         """How many times the second weight the first is, whatever the batch; None where that is not known."""
@@ -194,7 +194,7 @@ class _Separator:
 
     def _again(self, node: Node, **changed: Argument) -> str:
         arguments = tuple((key, changed.get(key, value)) for key, value in node.arguments)
-        return self._add("sum", node.op, arguments, node.type, node, differentiable=True)
+        return self._add("sum", node.op, arguments, node.type, node, node.differentiable)
 
     def _count(self, shape: tuple[Argument, ...]) -> str:
         """A weight that is the number of elements of a shape."""

@@ -44,6 +44,8 @@ def make():
     "return F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
     "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
     "return F.mse_loss(outputs, batch['target']) + 0.5 * F.l1_loss(outputs[:, 0], batch['scale']) - outputs.abs().mean()",
+    "return 0.5 * F.mse_loss(outputs, batch['target']) + 0 * batch['scale'].mean()",
+    "return batch['scale'].mean() / 2 + F.mse_loss(batch['target'], 0 * batch['target']) - outputs.square().mean()",
     "return sum((F.mse_loss(outputs, batch['target']), outputs.square().mean()))",
     "return F.cross_entropy(outputs, batch['labels']) + 0.1 * F.cross_entropy(2 * outputs, batch['labels'])",
     "w = batch['scale']; return (outputs[:, 0] * w).sum() / w.sum() - 2 * (outputs[:, 1] * w).sum() / batch['scale'].sum()",
@@ -88,6 +90,9 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
     ("return (outputs ** 2).sum() / outputs.shape[0], batch['labels'].numel()", "div computes with the batch size"),
     ("return (outputs ** 2).sum(), 7", "returned the number 7"),
     ("return None", "returned 0 values"),
+    ("return ((outputs - batch['target']) ** 2)[batch['labels'] > 0].mean()",
+     r"py:10: the shape of what getitem returns depends on values; .*multiply by the mask, and divide by its sum"),
+    ("return (outputs.masked_select(outputs > 0) ** 2).mean()", "py:10: the shape of what masked_select"),
     ("return outputs.sum(), outputs.sum()", "weight depends on parameters"),
     ("return F.cross_entropy(outputs, batch['labels'], weight=torch.rand(5))", "random|weighted by class"),
 ])
