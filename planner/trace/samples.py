@@ -17,6 +17,8 @@ POSITIONS = frozenset({"arange", "linspace"})
 COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 INDICES = frozenset({"index", "indices"})
 """Arguments that say where a value lies, and none themselves."""
+OFFSETS = frozenset({"offs", "offsets"})
+"""Those that say where groups of other indices or rows begin or end."""
 
 
 def check_samples(graph: FlatGraph) -> FlatGraph:
@@ -66,7 +68,7 @@ def _check_positions(graph: FlatGraph) -> None:
 
 def _counting(graph: FlatGraph, node: Node, key: str, value: Argument, periods: Mapping[str, int]) -> Iterator[str]:
     """The operands of an argument that count through the batch, where they are more than places in it."""
-    places = key in INDICES and _batched(graph.type_of(node.operands[0]))
+    places = key in OFFSETS or (key in INDICES and _batched(graph.type_of(node.operands[0])))
     if isinstance(value, Ref) and value.name in periods and not places:
         yield value.name
     if isinstance(value, tuple):

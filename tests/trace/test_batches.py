@@ -85,6 +85,7 @@ def test_numbers_of_samples(model_file: Callable[[str], str], line: str) -> None
     "x = x.view(B * T, -1).reshape(B, T, 16) + x.new_zeros(B, 1, 16).expand(B, T, 16)",
     "x = x + x[torch.arange(B)[:, None], input_ids % T]", "x = x + torch.zeros(B, T, 16)[:, :, :1]",
     "x = x + (torch.arange(B * T) % T).view(B, T)[:, :, None]",
+    "x = x + F.embedding_bag(input_ids.view(-1, 2), self.e.weight).view(B, T // 2, 16).sum(1, keepdim=True)",
     "x = torch.cat([x, x], 1)[:B, :T] if B > 0 else x", "x = x * (x.numel() // B)",
 ])
 def test_shapes_that_hold_the_batch(model_file: Callable[[str], str], line: str) -> None:
