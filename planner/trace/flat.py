@@ -34,6 +34,14 @@ CONSTANT = frozenset({
 })
 """Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
 
+AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
+"""Operations that take a shape or a dtype from their second operand, and no values."""
+
+
+def carrying(node: Node) -> tuple[str, ...]:
+    """The operands whose values the result is made of."""
+    return node.operands[:1] if node.base in AS_ANOTHER else () if node.base in CONSTANT else node.operands
+
 
 def _is_its_operand(node: fx.Node, arguments: tuple[tuple[str, Argument], ...]) -> bool:
     """Whether the operation hands back its operand itself, gradient and all even under ``no_grad``. Whoever reads the operand
@@ -244,9 +252,9 @@ class _Reader:
         whole = node.args[0] if op == "getitem" and isinstance(node.args[0], fx.Node) else node
         made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))
         if types:
-            carries = any(operand in self.gradients for operand in made.operands)
+            carries = not self.gradients.isdisjoint(carrying(made))
             differentiable = carries and types[0].floating and not (no_gradient and not _is_its_operand(node, arguments))
-            differentiable = differentiable and made.base not in CONSTANT and op != "detach"
+            differentiable = differentiable and op != "detach"
             made = replace(made, differentiable=differentiable)
             self.gradients |= {name} if differentiable else set()
         elif not op.startswith("_assert"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.trace.build import BuiltModel
-from planner.trace.flat import FlatGraph
+from planner.trace.flat import FlatGraph, carrying
 
 
 def without_gradient(graph: FlatGraph) -> frozenset[str]:
@@ -14,7 +14,7 @@ def without_gradient(graph: FlatGraph) -> frozenset[str]:
     reached = {name for name in graph.outputs if name in graph.by_name and graph.by_name[name].differentiable}
     for node in reversed(graph.nodes):
         if node.name in reached and node.differentiable:
-            reached.update(node.operands)
+            reached.update(carrying(node))
     read = {name for node in graph.nodes for name in node.operands}
     return frozenset(name.partition(":")[2] for name in graph.trainable & read - reached)
 

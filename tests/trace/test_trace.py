@@ -270,6 +270,29 @@ def test_parameters_that_no_gradient_reaches_are_not_trained(model_file: Callabl
                               "...): they stay as they start",)
 
 
+@pytest.mark.parametrize("line", [
+    "F.embedding(zz.detach().argmax(-1), self.w).view_as(zz)", "self.w[zz.detach().argmax(-1)].reshape_as(zz)",
+    "self.w[0].expand_as(zz)", "self.w[0].type_as(zz)",
+])
+def test_no_gradient_comes_of_a_shape(model_file: Callable[[str], str], line: str) -> None:
+    """A result that has but another's shape reads none of its values: nothing of what made these gets a gradient."""
+    made = "nn.Linear(24, 16)\n        self.w = nn.Parameter(torch.ones(16, 16))\n"
+    source = MEANINGLESS.replace("nn.Linear(24, 16)\n", made, 1)
+    source = source.replace("return self.c(F.relu(self.b(zz))) + zz", f"return self.c(F.relu(self.b({line} + z.detach()))) + z")
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    kept = {p.fqn for p in graph.parameters if not p.trainable}
+    assert kept == {f"{block}.a.{leaf}" for block in ("one", "two", "three") for leaf in ("weight", "bias")}
+
+
+def test_a_detached_value_of_anothers_shape_is_detached(model_file: Callable[[str], str]) -> None:
+    source = MEANINGLESS.replace("self.b(zz)", "self.b(zz + zz[:, :1].detach().expand_as(zz))")
+    graph, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+    made = [node.differentiable for body in graph.bodies for node in body.nodes if node.base == "expand_as"]
+    assert made == [False]
+
+
 def test_tied_parameters_appear_in_each_block() -> None:
     graph = trace_model(example("gpt"), sequence=16, dtype="float32")
     assert graph.tied_blocks("tokens.weight") == (0, 4)
