@@ -9,6 +9,7 @@ from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.trace.canonical import prune
 from planner.trace.flat import CONSTANT, FlatGraph, place
+from planner.trace.meetings import refuse_meetings
 
 NUMBERS = frozenset({"other", "value", "exponent", "alpha"})
 """Arguments that enter the values themselves, not shapes or indices."""
@@ -41,6 +42,7 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
         reads_samples = mixed or any(_batched(graph.type_of(name)) for name in node.operands)
         if node.type.floating and not whole and reads_samples and node.base not in CONSTANT:
             pooled.add(node.name)
+    refuse_meetings(graph)
     return graph
 
 
