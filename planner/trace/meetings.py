@@ -79,8 +79,8 @@ class _Walk:
 
     def walk(self) -> None:
         for node in self.graph.nodes:
-            self._refuse_baked(node)
             self.followed[node.name] = tuple(self._follow(node))
+            self._refuse_baked(node)
 
     def _follow(self, node: Node) -> Iterator[Followed]:
         if node.op == "getitem":
