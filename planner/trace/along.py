@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from planner.ir.graph import Node
 from planner.ir.types import Argument, Ref, TensorType
@@ -57,21 +57,21 @@ def along(node: Node, rank: int) -> tuple[int, ...]:
     return ()
 
 
-def contracted(node: Node, types: Mapping[str, TensorType]) -> Iterator[tuple[str, int]]:
+def contracted(node: Node, type_of: Callable[[str], TensorType]) -> Iterator[tuple[str, int]]:
     """Operands with a dim over which the operation adds up products."""
     arguments = dict(node.arguments)
     if node.base in PRODUCTS:
         first, second = (_name(arguments[key]) for key in PRODUCTS[node.base])
-        yield first, types[first].rank - 1
-        yield second, max(types[second].rank - 2, 0)
+        yield first, type_of(first).rank - 1
+        yield second, max(type_of(second).rank - 2, 0)
     elif node.base == "linear":
         for name in map(_name, (arguments["input"], arguments["weight"])):
-            yield name, types[name].rank - 1
+            yield name, type_of(name).rank - 1
     elif node.base == ATTENTION:
         for key in ("query", "key"):
-            yield _name(arguments[key]), types[_name(arguments[key])].rank - 1
+            yield _name(arguments[key]), type_of(_name(arguments[key])).rank - 1
         for key in ("key", "value"):
-            yield _name(arguments[key]), types[_name(arguments[key])].rank - 2
+            yield _name(arguments[key]), type_of(_name(arguments[key])).rank - 2
     elif node.base == "einsum" and isinstance(equation := arguments["equation"], str) and "." not in equation:
         left, arrow, right = equation.replace(" ", "").partition("->")
         for name, letters in zip(node.operands, left.split(","), strict=False):

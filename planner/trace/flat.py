@@ -300,12 +300,13 @@ class _Reader:
         raise ModelError(self._place(node), f"an argument of {node.target} is a {type(value).__name__}")
 
     def _refuse_batch_float(self, value: float, node: fx.Node) -> None:
-        """A float k / batch, k x batch or a root of it was computed from the batch, by torch (see batches.py for what the
-        model's own code computes): wrong for any other."""
+        """A float k / batch, 1 / (k x batch), k x batch or a root of it was computed from the batch, by torch (see batches.py for
+        what the model's own code computes): wrong for any other."""
         if not 1e-100 < abs(value) < 1e100:
             return
         ratio = abs(value) * BATCH
         fraction = abs(value) < 1 and round(ratio) >= 1 and abs(ratio - round(ratio)) < 1e-9 * ratio
+        fraction |= 0 < round(1 / ratio) < 10_000_000 and math.isclose(1 / ratio, round(1 / ratio), rel_tol=1e-12)
         multiple = abs(value) >= BATCH and abs(value) < 2**53 and value % BATCH == 0
         square = value * value if abs(value) >= 1 else 1 / (value * value)
         root = 0 < round(square / BATCH) < 10_000 and math.isclose(square / BATCH, round(square / BATCH), rel_tol=1e-12)

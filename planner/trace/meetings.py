@@ -145,12 +145,9 @@ class _Walk:
         if dims and first.of_samples and not (whole and node.base in RANKS):
             raise self._refuse(node, f"works along dim {dims[0]}, which holds the samples", ALONE)
         grows = any(map(batch_dims, node.types))
-        for name, dim in contracted(node, self.graph_types(node)):
+        for name, dim in contracted(node, self.type_of):
             if grows and self.of(name).of_samples and dim in batch_dims(self.type_of(name)):
                 raise self._refuse(node, f"adds up over dim {dim}, which holds the samples", ALONE)
-
-    def graph_types(self, node: Node) -> dict[str, TensorType]:
-        return {name: self.type_of(name) for name in node.operands}
 
     def _refuse_pairs(self, node: Node) -> None:
         for type_ in node.types:
@@ -159,8 +156,7 @@ class _Walk:
                 raise self._refuse(node, "pairs every sample with every other", ALONE)
         if node.base in READS or node.base in WRITES or self._joins(node):
             return
-        known = {order for name in node.operands if (order := self._fitting(node, name)) is not None}
-        if len(known) > 1:
+        if len(known := self._fitting(node)) > 1:
             first, second, *_ = sorted(map(str, known))
             raise self._refuse(node, f"reads samples in two orders, {first} and {second}",
                                "merge dims in one order: both [batch, sequence], or both [sequence, batch]")
@@ -172,24 +168,24 @@ class _Walk:
         dim = node.argument("dim")
         return isinstance(dim, int) and dim % node.type.rank in batch_dims(node.type)
 
-    def _fitting(self, node: Node, name: str) -> Order | None:
-        """The order of an operand's samples, where its dim is as long as the result's."""
-        order = self.of(name).order if self.of(name).of_samples else None
-        wanted = {factor(type_, dim) for type_ in node.types for dim in batch_dims(type_)}
-        return order if order is not None and (order.factor in wanted or not wanted) else None
+    def _fitting(self, node: Node) -> list[Order]:
+        """The orders of operands' samples, each once, where their dim is as long as the result's."""
+        found = dict.fromkeys(self.of(name).order for name in node.operands if self.of(name).of_samples)
+        wanted = {factor(type_, dim) for type_ in node.types for dim in batch_dims(type_)} if len(found) > 1 else ()
+        return [order for order in found if order is not None and (not wanted or order.factor in wanted)]
 
     def _refuse_places(self, node: Node) -> None:
         """A number that depends on a sample's place in the batch, or on how many there are, among the numbers themselves."""
         if node.base in READS or node.base in WRITES:
             return
-        routes = [name for name in node.operands if self.of(name).kind is Kind.ROUTE]
-        if routes and (node.type.floating or node.base in COMPARISONS):
+        kinds = [self.of(name).kind for name in node.operands]
+        if Kind.ROUTE in kinds and (node.type.floating or node.base in COMPARISONS):
             raise self._refuse(node, "computes with numbers counted or sorted over the samples", ALONE)
-        if not any(type_.floating for type_ in node.types):
+        if Kind.PLACE not in kinds or not any(type_.floating for type_ in node.types):
             return
-        order = next((found for name in node.operands if (found := self._fitting(node, name))), None)
-        for name in node.operands:
-            if self.of(name).kind is Kind.PLACE and self.positions.uniform(name, order) is False:
+        order = next(iter(self._fitting(node)), None)
+        for name, kind in zip(node.operands, kinds, strict=True):
+            if kind is Kind.PLACE and self.positions.uniform(name, order) is False:
                 raise self._refuse(node, "computes with a sample's place in the batch, or with their number", ALONE)
 
     # What follows.
@@ -222,8 +218,7 @@ class _Walk:
             return self._taken(node, order, before, type_)
         if node.base in ("repeat", "repeat_interleave") and order is not None:
             return self._repeated(node, order, factor(type_, dims[0])) or plain
-        fitting = (found for name in node.operands if (found := self._fitting(node, name)) is not None)
-        return plain or next((found for found in fitting if found.factor == factor(type_, dims[0])), None)
+        return plain or next((found for found in self._fitting(node) if found.factor == factor(type_, dims[0])), None)
 
     def _dim(self, node: Node, type_: TensorType) -> int:
         dim = dict(node.arguments).get("dim", 0)
