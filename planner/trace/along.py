@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from planner.ir.graph import Node
 from planner.ir.types import Argument, Ref, TensorType
@@ -19,8 +19,8 @@ MOVES = frozenset({"flip", "roll", "rot90"})
 """Along several dims, all where none are said."""
 LAST_NORMS = frozenset({"_fused_rms_norm", "layer_norm", "native_layer_norm", "rms_norm"})
 MATRICES = frozenset({"cholesky", "inverse", "logdet", "matrix_exp", "slogdet", "svd", "tril", "triu"})
-"""Of the last two dims, as is linear algebra by its name."""
-OF_VECTORS = frozenset({"linalg_cross", "linalg_norm", "linalg_vecdot", "linalg_vector_norm"})
+FACTORED = re.compile(r"linalg_(cholesky|det|eig|inv|lu|matrix_exp|matrix_power|pinv|qr|slogdet|solve|svd)")
+"""Of the last two dims."""
 WINDOWED = re.compile(r"(?:pool|conv|conv_transpose|upsample_\w*|_pad|grid_sampler_)([123])d")
 PRODUCTS = {
     "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "bmm": ("self", "mat2"), "dot": ("self", "tensor"),
@@ -44,8 +44,10 @@ def along(node: Node, rank: int) -> tuple[int, ...]:
         return _last(len(shape) if isinstance(shape, tuple) else 1, rank)
     if node.base == "group_norm":
         return tuple(range(1 if isinstance(arguments["num_groups"], int) else 2, rank))
-    if node.base in MATRICES or (node.base.startswith("linalg_") and node.base not in OF_VECTORS):
+    if node.base in MATRICES or FACTORED.search(node.base):
         return _last(2, rank)
+    if node.base == "select_scatter" or (node.base == "slice_scatter" and _is_at_numbers(arguments)):
+        return _from_front((arguments["dim"],), rank)
     if node.base in ("constant_pad_nd", "pad"):
         widths = arguments["pad"]
         return tuple(rank - 1 - at // 2 for at, width in enumerate(widths) if width) if isinstance(widths, tuple) else ()
@@ -81,6 +83,12 @@ def contracted(node: Node, type_of: Callable[[str], TensorType]) -> Iterator[tup
 def _name(argument: Argument) -> str:
     assert isinstance(argument, Ref)
     return argument.name
+
+
+def _is_at_numbers(arguments: Mapping[str, Argument]) -> bool:
+    """Whether a slice begins or ends at the same position whatever the batch, or skips some."""
+    bounds = (arguments.get("start"), arguments.get("end"))
+    return arguments.get("step", 1) != 1 or any(isinstance(bound, int) and 0 != bound < 1 << 62 for bound in bounds)
 
 
 def _from_front(dims: Sequence[Argument], rank: int) -> tuple[int, ...]:

@@ -156,7 +156,8 @@ class _Walk:
                 raise self._refuse(node, "pairs every sample with every other", ALONE)
         if node.base in READS or node.base in WRITES or self._joins(node):
             return
-        if len(known := self._fitting(node)) > 1:
+        known = self._fitting(node)
+        if len({order.factor for order in known}) < len(known):
             first, second, *_ = sorted(map(str, known))
             raise self._refuse(node, f"reads samples in two orders, {first} and {second}",
                                "merge dims in one order: both [batch, sequence], or both [sequence, batch]")
@@ -171,7 +172,7 @@ class _Walk:
     def _fitting(self, node: Node) -> list[Order]:
         """The orders of operands' samples, each once, where their dim is as long as the result's."""
         found = dict.fromkeys(self.of(name).order for name in node.operands if self.of(name).of_samples)
-        wanted = {factor(type_, dim) for type_ in node.types for dim in batch_dims(type_)} if len(found) > 1 else ()
+        wanted = {factor(type_, dim) for type_ in node.types for dim in batch_dims(type_)} if len(found) > 1 else None
         return [order for order in found if order is not None and (not wanted or order.factor in wanted)]
 
     def _refuse_places(self, node: Node) -> None:

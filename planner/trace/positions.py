@@ -26,9 +26,15 @@ class Positions:
     def __init__(self, graph: FlatGraph) -> None:
         self.graph = graph
         self._constants = {batch: _Constants(graph, batch) for batch in BATCHES}
+        self._found: dict[tuple[str, Order | None], bool | None] = {}
 
     def uniform(self, name: str, order: Order | None) -> bool | None:
         """Whether a value is the same for every sample, where they lie in that order; None where that is not known."""
+        if (name, order) not in self._found:  # a mask is read by every layer
+            self._found[name, order] = self._uniform(name, order)
+        return self._found[name, order]
+
+    def _uniform(self, name: str, order: Order | None) -> bool | None:
         type_ = self.graph.type_of(name)
         dims = batch_dims(type_)
         if dims and (order is None or factor(type_, dims[0]) != order.factor):

@@ -85,6 +85,10 @@ def traced(model_file: ModelFile, value: str, has: str = "pass") -> ModelGraph:
     ("x[torch.arange(b - 1, -1, -1)]", r"arange computes with the batch size \(B - 1\)"),
     ("F.pad(x, (0, 0, 0, 0, 1, 0))[:-1]", "pad works along dim 0"),
     ("x[:b // 2].repeat(2, 1, 1)[:1] + x", "slice takes a part of dim 0"),
+    ("torch.select_scatter(x, torch.zeros(s, d), 0, 0)", "select_scatter works along dim 0"),
+    ("torch.slice_scatter(x, torch.zeros(1, s, d), 0, 0, 1)", "slice_scatter works along dim 0"),
+    ("x * torch.select_scatter(torch.ones(b, 1, 1), torch.zeros(1, 1), 0, 0)", "mul computes with a sample's place"),
+    ("torch.linalg.qr(x.permute(1, 2, 0))[1].sum((1, 2)).view(1, s, 1) * x", "blends samples|linalg_qr works along dim 2"),
     ("torch.where(torch.arange(b).view(-1, 1, 1) % 2 == 0, x, 0.0)", "where computes with a sample's place in the batch"),
     ("x * torch.linspace(0, 1, b).view(-1, 1, 1)", "mul computes with a sample's place"),
     ("x * torch.ones(b).cumsum(0).view(-1, 1, 1)", "mul computes with a sample's place"),
@@ -137,6 +141,8 @@ def test_samples_that_meet(model_file: ModelFile, value: str, said: str) -> None
     ("torch.einsum('bsd,btd,bte->bse', x, x, x)", ""),
     ("torch.linalg.inv(torch.eye(16) + x.mT @ x).flatten(1).unsqueeze(1)[..., :16]", ""),
     ("torch.fft.fft2(x).real", ""),
+    ("torch.select_scatter(x, x[:, 0] * 2, 1, 3)", ""),
+    ("torch.slice_scatter(torch.zeros(2 * b, s, d), x, 0, 0, b).slice_scatter(2 * x, 0, b).view(2, b, s, d).sum(0)", ""),
     ("x.view(b, 2, 4, d).transpose(1, 2).reshape(-1, 2, d).softmax(1).view(b, 4, 2, d).transpose(1, 2).reshape(x.shape)", ""),
 ])
 def test_samples_by_themselves(model_file: ModelFile, value: str, has: str) -> None:
