@@ -300,8 +300,8 @@ class _Reader:
         raise ModelError(self._place(node), f"an argument of {node.target} is a {type(value).__name__}")
 
     def _refuse_batch_float(self, value: float, node: fx.Node) -> None:
-        """A float k / batch, 1 / (k x batch), k x batch or a root of it was computed from the batch, by torch (see batches.py for
-        what the model's own code computes): wrong for any other."""
+        """A float k / batch, 1 / (k x batch), k x batch or a root of it was computed from the batch, by torch (what the model's
+        own code computes is found in batches.py): wrong for any other."""
         if not 1e-100 < abs(value) < 1e100:
             return
         ratio = abs(value) * BATCH

@@ -90,6 +90,7 @@ class _Walk:
         elif node.base in CONSTANT:
             yield Followed(Kind.FREE)
         elif not any(self.of(name).of_samples for name in node.operands):
+            self._refuse_table(node)
             yield from (Followed(self._without_samples(node)) for _ in node.types)
         else:
             self._refuse_along(node)
@@ -188,6 +189,13 @@ class _Walk:
         for name, kind in zip(node.operands, kinds, strict=True):
             if kind is Kind.PLACE and self.positions.uniform(name, order) is False:
                 raise self._refuse(node, "computes with a sample's place in the batch, or with their number", ALONE)
+
+    def _refuse_table(self, node: Node) -> None:
+        """Parameters that are read by a sample's place in the batch."""
+        if node.base not in READS or not node.type.floating or batch_dims(self.type_of(node.operands[0])):
+            return
+        if any(self.positions.uniform(name, PLAIN) is False for name in _named(node, READS[node.base])):
+            raise self._refuse(node, "reads by a sample's place in the batch", ALONE)
 
     # What follows.
 

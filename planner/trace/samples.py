@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from planner.ir.errors import ModelError
-from planner.ir.graph import Node
-from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
+from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.canonical import prune
 from planner.trace.flat import CONSTANT, FlatGraph, place
 from planner.trace.meetings import refuse_meetings

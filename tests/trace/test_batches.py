@@ -71,17 +71,6 @@ def test_in_repeated_modules(model_file: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    "x = x * (torch.arange(B) / 100)[:, None, None]", "x = x + torch.arange(B)[:, None, None]",
-    "x = x.masked_fill((torch.arange(B) > 1)[:, None, None], 0)", "x = x + self.e(torch.arange(B))[:, None]",
-])
-def test_numbers_of_samples(model_file: Callable[[str], str], line: str) -> None:
-    said = refusal(model_file(MODEL.format(line=line, layer="pass")))
-    assert said.startswith("model:22: ") and said.endswith(
-        "computes with the numbers of the samples in the batch; "
-        "a plan divides the batch: a sample's value must not depend on its place in it")
-
-
-@pytest.mark.parametrize("line", [
     "x = x.view(B * T, -1).reshape(B, T, 16) + x.new_zeros(B, 1, 16).expand(B, T, 16)",
     "x = x + x[torch.arange(B)[:, None], input_ids % T]", "x = x + torch.zeros(B, T, 16)[:, :, :1]",
     "x = x + (torch.arange(B * T) % T).view(B, T)[:, :, None]",
