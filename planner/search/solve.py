@@ -75,13 +75,17 @@ def chains_of(priced: tuple[CostedGraph, ...], candidate: Candidate, request: Re
         if not constraints.admits("sequence_parallel", parallel):
             continue
         for allowed in allowed_choices(candidate.first, constraints, costed.graph, parallel):
-            fixed = dict.fromkeys(stages for each in priced for stages in _tied_stages(each, option, allowed))
+            sharded = max(candidate.groups) > 1
+            fixed = dict.fromkeys(stages for each in priced for stages in _tied_stages(each, option, allowed, sharded=sharded))
             chains += [Chain(priced, option, replace(allowed, fixed_zero=stages), candidate.groups) for stages in fixed]
     return tuple(chains)
 
 
-def _tied_stages(costed: CostedGraph, option: int, allowed: Allowed) -> list[tuple[tuple[str, int], ...]]:
-    """Assignments of ZeRO stages to bodies that share parameters, without those that another beats in all."""
+def _tied_stages(
+    costed: CostedGraph, option: int, allowed: Allowed, *, sharded: bool
+) -> list[tuple[tuple[str, int], ...]]:
+    """Assignments of ZeRO stages to bodies that share parameters, without those that another beats in all. ``sharded``: over
+    several ranks."""
     graph = costed.graph
     groups: list[set[str]] = []
     for _, owners in tied_parameters(graph):
@@ -93,7 +97,7 @@ def _tied_stages(costed: CostedGraph, option: int, allowed: Allowed) -> list[tup
         stages: list[int] = []
         members = [index for index, block in enumerate(graph.blocks) if block.body in group]
         priced = [zero for zero in allowed.stages_of(members) if all(zero in costed.states[option][body] for body in group)]
-        vectors = {zero: _state_vector(costed, option, group, zero) for zero in priced}
+        vectors = {zero: _state_vector(costed, option, group, zero, sharded=sharded) for zero in priced}
         for zero, vector in vectors.items():
             beaten = any(
                 all(a <= b for a, b in zip(other, vector, strict=True)) and (other != vector or rival < zero)
@@ -107,14 +111,16 @@ def _tied_stages(costed: CostedGraph, option: int, allowed: Allowed) -> list[tup
     return assignments
 
 
-def _state_vector(costed: CostedGraph, option: int, bodies: set[str], zero: int) -> tuple[float, ...]:
+def _state_vector(
+    costed: CostedGraph, option: int, bodies: set[str], zero: int, *, sharded: bool
+) -> tuple[float, ...]:
     states = [costed.states[option][body][zero] for body in sorted(bodies)]
     return tuple(
         value for s in states for value in (
             s.parameters_bytes + s.gradients_bytes + s.optimizer_bytes, s.gather_bytes, s.forward_comm_s, s.backward_comm_s,
             s.once_comm_s + s.optimizer_s,
             # The sum of tied gradients over stages moves one shard from ZeRO 1 on.
-            1.0 if zero == 0 else 0.0,
+            1.0 if zero == 0 and sharded else 0.0,
         )
     )
 
