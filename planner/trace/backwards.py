@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
 from planner.ir.errors import ModelError
 from planner.trace.lines import is_users, running_line
@@ -85,7 +86,7 @@ def watch_backwards(model: nn.Module, where: str) -> Iterator[Backwards]:
     hooks = {name: getattr(Tensor, name) for name in ("register_hook", "register_post_accumulate_grad_hook")}
 
     def applied(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if function.__module__ == "torch.utils.checkpoint":
+        if issubclass(function, CheckpointFunction):
             raise ModelError(running_line(), "a reentrant checkpoint hides what it computes from the trace",
                              "give checkpoint use_reentrant=False, or leave it out: a plan says what is recomputed")
         if not function.__module__.startswith("torch."):  # torch's own are derivatives
