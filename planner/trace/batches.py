@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -110,6 +111,10 @@ class Record(TorchFunctionMode):
             return self._said((value.start, value.stop, value.step))
         if isinstance(value, Mapping):
             return tuple((key, self._said(item)) for key, item in value.items())
+        if isinstance(value, (np.generic, np.ndarray)):
+            return self._said(value.tolist())
+        if isinstance(value, range):
+            return self._said((value.start, value.stop, value.step))
         return value if isinstance(value, (bool, int, float, str)) or value is None else type(value)
 
 

@@ -127,7 +127,7 @@ def _program(
                 step.hidden = repeats.hidden
                 stack.enter_context(built.fake)
                 stack.enter_context(refuse_assignments(built.module))
-                backwards = stack.enter_context(watch_backwards(built.module, source.where))
+                backwards = stack.enter_context(watch_backwards(built.module, source.where, BATCH))
                 program = torch.export.export(step, (), {"batch": batch}, strict=False)
             backwards.refuse_others()
             hidden = repeats.hidden
@@ -174,7 +174,10 @@ def _calls_of(
     with built.fake:
         batch = _example_batch(source, built, sequence, samples)
     step = _step(source, built, batch)
-    with _quiet(), repeats_as_one(built.module, "model", hide=False, only=drawn), built.fake, _compiling_state_context():
+    repeats = repeats_as_one(built.module, "model", hide=False, only=drawn)
+    # What the model compiles itself would run its kernels on tensors that hold nothing.
+    eagerly = torch.compiler.set_stance("force_eager")
+    with _quiet(), repeats, built.fake, _compiling_state_context(), eagerly:
         try:
             step(batch)
         except Exception as error:  # noqa: BLE001 - the user's code; whether it fails may depend on the number

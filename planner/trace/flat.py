@@ -34,6 +34,8 @@ CONSTANT = frozenset({
 })
 """Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
 
+FEW = 16
+"""Numbers of a tensor that are looked at one by one."""
 AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 """Operations that take a shape or a dtype from their second operand, and no values."""
 
@@ -169,7 +171,16 @@ class _Reader:
     def _keep_constant(self, fqn: str, value: Any) -> None:
         value = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
         if isinstance(value, Tensor):
+            self._refuse_batch_constant(value)
             self.values[fqn] = value
+
+    def _refuse_batch_constant(self, value: Tensor) -> None:
+        """A number of samples that the model's code has made a tensor of, or as many numbers as there are samples."""
+        numbers = value.flatten().tolist() if value.numel() <= FEW and not value.is_complex() else []
+        if any(abs(number) >= BATCH and number % BATCH == 0 for number in numbers if math.isfinite(number)) or any(
+            extent and extent % BATCH == 0 for extent in value.shape
+        ):
+            raise ModelError(self.where, "a tensor is made of the number of samples, in Python", ADVICE)
 
     def read_nodes(self, module: fx.GraphModule, names: dict[fx.Node, Any], *, no_gradient: bool) -> list[str]:
         """Append a graph's nodes; ``names`` maps fx nodes to references. Returns the names of its outputs."""

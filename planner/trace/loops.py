@@ -32,10 +32,17 @@ class RefuseSampleLoops(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dim() and self._by_sample(name, args, given):
             raise ModelError(running_line(), "goes through the samples of the batch one by one",
                              "compute all of them at once, or give torch.vmap what one sample needs")
+        if name in _RECURRENT and isinstance(args[0], Tensor) and self._by_steps(args):
+            raise ModelError(running_line(), f"{name} takes the samples for time steps", "give it batch_first=True")
         result = function(*args, **given)
         if isinstance(result, (Tensor, tuple, list)):
             refuse_unknown_shapes(result if isinstance(result, (tuple, list)) else (result,), name.strip("_"))
         return result
+
+    def _by_steps(self, args: Sequence[Any]) -> bool:
+        """Whether a recurrent layer would go through the batch (of packed sequences it is not known)."""
+        steps_first = len(args) == 9 and args[-1] is False  # (input, states, parameters, ..., batch_first)
+        return bool(steps_first and args[0].dim() == 3 and args[0].shape[0] % self.batch == 0)
 
     def _by_sample(self, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
         if name in _COUNTS:
@@ -85,5 +92,6 @@ def _item(tensor: Tensor, index: object) -> tuple[int, int]:
 
 _COUNTS: Mapping[str, Callable[..., tuple[int, int]]] = {"unbind": _unbind, "split": _split, "chunk": _chunk}
 """By function, the dim that it takes apart and how many parts it makes."""
+_RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 _PLACES: Mapping[str, Callable[..., tuple[int, int]]] = {"select": _select, "__getitem__": _item}
 """By function, the dim that it takes from and where what it takes begins."""

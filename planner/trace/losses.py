@@ -16,6 +16,8 @@ from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph, place
 
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
+ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
+"""What terms are added up from."""
 LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
 ADDING = frozenset({"add", "sub", "stack", "cat"})
 ADVICE = "return (sum of the terms, their weight) from loss()"
@@ -48,11 +50,14 @@ def _not_additive(graph: FlatGraph, name: str) -> Node | None:
     """The node for which a value of parts of a batch does not add up to that of the whole; None where it does."""
     node = graph.by_name[name]
     arguments = dict(node.arguments)
-    if node.op == "full" and isinstance(arguments["fill_value"], BatchMultiple):
+    if node.op == "full" and (isinstance(fill := arguments["fill_value"], BatchMultiple) or fill == 0):
+        return None
+    if node.base in ZEROS:
         return None
     summing = node.base == "sum" or arguments.get("reduction") == SUM
     linear = (node.base in LINEAR and len(node.operands) == 1) or node.base in ADDING
-    plain = all(isinstance(value, (Ref, tuple)) for key, value in node.arguments if key == "other" and node.base in ADDING)
+    added = [value for key, value in node.arguments if key == "other" and node.base in ADDING]
+    plain = all(isinstance(value, (Ref, tuple)) or value == 0 for value in added)
     if not node.operands or not (summing or (linear and plain)):
         return node
     for operand in node.operands if linear else node.operands[:1]:

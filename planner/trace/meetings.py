@@ -153,7 +153,8 @@ class _Walk:
     def _refuse_pairs(self, node: Node) -> None:
         for type_ in node.types:
             dims = batch_dims(type_)
-            if len(dims) > 1 or any(factor(type_, dim) >= BATCH for dim in dims):
+            # Each pair once is half of the batch for every sample.
+            if len(dims) > 1 or any(factor(type_, dim) > BATCH // 4 for dim in dims):
                 raise self._refuse(node, "pairs every sample with every other", ALONE)
         if node.base in READS or node.base in WRITES or self._joins(node):
             return

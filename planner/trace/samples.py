@@ -11,6 +11,9 @@ from planner.trace.meetings import refuse_meetings
 NUMBERS = frozenset({"other", "value", "exponent", "alpha"})
 """Arguments that enter the values themselves, not shapes or indices."""
 
+COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
+"""Of numbers: a mask that a statistic draws blends samples as a product with it does."""
+
 
 def check_samples(graph: FlatGraph) -> FlatGraph:
     """The graph, if its values depend neither on the batch size nor on a mean, norm or other statistic over the batch.
@@ -26,7 +29,7 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
                              "a plan divides the batch; return (sum, weight) from loss() to average")
         whole = any(_batched(type_) for type_ in node.types)
         mixed = [name for name in node.operands if name in pooled]
-        if mixed and whole and node.type.floating:
+        if mixed and whole and (node.type.floating or node.base in COMPARISONS):
             raise ModelError(place(node, graph.where), f"{node.base} blends samples: it reads a statistic over the batch",
                              "statistics over a batch differ between micro-batches and plans; take them over each sample")
         reads_samples = mixed or any(_batched(graph.type_of(name)) for name in node.operands)

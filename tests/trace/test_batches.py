@@ -53,10 +53,20 @@ def refusal(spec: str) -> str:
     ("x = F.pad(x, (0, 0, B % 2, 0))[:, :T]", "number 1 in pad"),
     ("x = x + (self.e if B > 64 else self.o).weight[:1].sum()", "operand of __getitem__"),
     ("x = x * torch.arange(B + 1, dtype=x.dtype)[0]", "number 1000004 in arange"),
+    ("import numpy; x = x * float(numpy.float32(1 / B))", "number 9.99"),
+    ("import numpy; x = x * (numpy.int64(B) // 2)", "number 500001"),
 ])
 def test_numbers(model_file: Callable[[str], str], line: str, what: str) -> None:
     said = refusal(model_file(MODEL.format(line=line, layer="pass")))
     assert said.startswith(f"model:22: the {what}") and NUMBER in said
+
+
+@pytest.mark.parametrize("line", [
+    "x = x * torch.tensor(B)", "x = x * x.new_tensor(B)", "x = x * torch.tensor([B, 1.0])[0]",
+    "x = x / torch.tensor(B * T).sqrt()", "x = x * torch.tensor(x.shape).prod()", "x = x + x[range(B), -1].unsqueeze(1)",
+])
+def test_tensors_that_python_makes(model_file: Callable[[str], str], line: str) -> None:
+    assert "a tensor is made of the number of samples, in Python" in refusal(model_file(MODEL.format(line=line, layer="pass")))
 
 
 @pytest.mark.parametrize("line", ["x = 3 * x if B > 64 else x", "x = x if B > 64 else 3 * x", "if B > 9: x = x.sin()"])

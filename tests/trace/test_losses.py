@@ -42,6 +42,8 @@ def make():
     "return ((outputs - batch['target']) ** 2).sum() / outputs.shape[0]",
     "return ((outputs - batch['target']) ** 2).sum(), batch['target'].numel()",
     "return F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
+    "return sum([F.mse_loss(outputs, batch['target'], reduction='sum')] * 2), 2 * outputs.shape[0]",
+    "return outputs.new_zeros(()) + F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
     "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
     "return F.mse_loss(outputs, batch['target']) + 0.5 * F.l1_loss(outputs[:, 0], batch['scale']) - outputs.abs().mean()",
     "return 0.5 * F.mse_loss(outputs, batch['target']) + 0 * batch['scale'].mean()",

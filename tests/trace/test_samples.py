@@ -54,6 +54,8 @@ def traced(model_file: ModelFile, value: str, has: str = "pass") -> ModelGraph:
     ("x.transpose(0, 1).log_softmax(1).transpose(0, 1)", "softmax works along dim 1"),
     ("x.permute(1, 2, 0).softmax(-1).permute(2, 0, 1)", "softmax works along dim 2"),
     ("x.cummax(0)[0]", "cummax works along dim 0"),
+    ("x * (x.mean((1, 2), True) >= x.mean())", "ge blends samples"),
+    ("x * torch.pdist(x.flatten(1)).mean()", "pdist pairs every sample with every other"),
     ("x.logcumsumexp(0)", "logcumsumexp works along dim 0"),
     ("F.normalize(x, dim=0)", "blends samples"),
     ("torch.fft.fft(x, dim=0).real", "fft_fft works along dim 0"),
@@ -102,6 +104,13 @@ def test_samples_that_meet(model_file: ModelFile, value: str, said: str) -> None
         traced(model_file, value)
     assert re.search(r"user_model.py:13$", raised.value.where), str(raised.value)
     assert "\n" not in str(raised.value) and raised.value.right
+
+
+@pytest.mark.parametrize("layer", ["GRU", "LSTM", "RNN"])
+def test_samples_as_time_steps(model_file: ModelFile, layer: str) -> None:
+    """A slip that would run a million steps first."""
+    with pytest.raises(ModelError, match="takes the samples for time steps; give it batch_first=True"):
+        traced(model_file, "self.n(x)[0]", f"self.n = nn.{layer}(16, 16)")
 
 
 @pytest.mark.parametrize(("value", "has"), [
