@@ -20,6 +20,9 @@ ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
 """What terms are added up from."""
 LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
 ADDING = frozenset({"add", "sub", "stack", "cat"})
+GUARDS = frozenset({"clamp", "clamp_min", "add"})
+NOTHING = 1e-6
+"""What is added to a count to keep a quotient a number, at most."""
 ADVICE = "return (sum of the terms, their weight) from loss()"
 SCALAR_INT = TensorType((), "int64")
 
@@ -42,7 +45,9 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
         culprit = _not_additive(graph, name)
         if culprit is not None:
             wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
-            raise ModelError(place(culprit, graph.where), wrong, ADVICE)
+            guards = what == "weight" and culprit.base in GUARDS
+            right = "leave it out: a step divides by no weight of zero" if guards else ADVICE
+            raise ModelError(place(culprit, graph.where), wrong, right)
     return graph
 
 
@@ -147,12 +152,37 @@ class _Separator:
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
             if inner.type.shape != () or _not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
-            return operand, other.name if isinstance(other, Ref) else self._count((other,))
+            return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,))
         if isinstance(other, (Ref, BatchMultiple)):
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
         total, weight = self.parts(operand)
         arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
         return self._add("scaled", node.op, arguments, node.type, node, node.differentiable), weight
+
+    def _unguarded(self, weight: str) -> str:
+        """A weight without what keeps it from zero (``clamp(min=1)``, ``+ 1e-8``), where it counts: a step divides by no weight
+        of zero, and whole numbers above it are at least one."""
+        node = self.graph.by_name.get(weight)
+        if node is None or not node.operands or not self._guards(node) or not self._counts(node.operands[0]):
+            return weight
+        return self._unguarded(node.operands[0])
+
+    def _guards(self, node: Node) -> bool:
+        arguments = dict(node.arguments)
+        if node.base in ("clamp", "clamp_min"):
+            least = arguments["min"]
+            return isinstance(least, (int, float)) and 0 < least <= 1 and arguments.get("max") is None
+        added = arguments.get("other")
+        return node.op == "add.Tensor" and isinstance(added, float) and 0 < added <= NOTHING and arguments.get("alpha", 1) == 1
+
+    def _counts(self, name: str) -> bool:
+        """Whether a value is how many elements are true, whatever its dtype."""
+        node = self.graph.by_name.get(name)
+        if node is None or not node.operands:
+            return self.graph.type_of(name).dtype == "bool"
+        if node.base in ("sum", "to", *GUARDS):
+            return self._counts(node.operands[0])
+        return node.type.dtype == "bool"
 
     def _added(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
         """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion."""

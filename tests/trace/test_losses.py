@@ -29,6 +29,9 @@ class M(nn.Module):
 def make():
     return M()
 """
+MASKED = (
+    "m = batch['labels'] != -100; l = F.cross_entropy(outputs, batch['labels'], reduction='none'); return (l * m).sum() / "
+)
 
 
 @pytest.mark.parametrize("line", [
@@ -45,6 +48,9 @@ def make():
     "return sum([F.mse_loss(outputs, batch['target'], reduction='sum')] * 2), 2 * outputs.shape[0]",
     "return outputs.new_zeros(()) + F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
     "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
+    MASKED + "m.sum().clamp(min=1)",
+    MASKED + "(m.float().sum() + 1e-8)",
+    MASKED + "torch.clamp(m.sum().float(), min=1e-6)",
     "return F.mse_loss(outputs, batch['target']) + 0.5 * F.l1_loss(outputs[:, 0], batch['scale']) - outputs.abs().mean()",
     "return 0.5 * F.mse_loss(outputs, batch['target']) + 0 * batch['scale'].mean()",
     "return batch['scale'].mean() / 2 + F.mse_loss(batch['target'], 0 * batch['target']) - outputs.square().mean()",
@@ -88,7 +94,10 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
     ("return F.cross_entropy(outputs, batch['labels'], reduction='sum')", r"is a plain sum.*return \(loss_sum, weight\)"),
     ("return (outputs ** 2).mean(), batch['labels'].numel()", "the loss's sum is no sum over the batch: it ends in mean"),
     ("return (outputs ** 2).sum() + 1, batch['labels'].numel()", "the loss's sum is no sum over the batch: it ends in add"),
-    ("return (outputs ** 2).sum(), batch['scale'].sum().clamp(min=1)", "weight is no sum over the batch: it ends in clamp"),
+    ("return (outputs ** 2).sum(), batch['scale'].sum().clamp(min=1)", "ends in clamp; leave it out: a step divides by no"),
+    ("return (outputs ** 2).sum() / batch['scale'].sum().clamp(min=1)", "ends in clamp; leave it out"),
+    (MASKED + "m.sum().clamp(min=2)", "ends in clamp; leave it out"),
+    (MASKED + "(m.sum() + 1)", "ends in add; leave it out"),
     ("return (outputs ** 2).sum() / outputs.shape[0], batch['labels'].numel()", "div computes with the batch size"),
     ("return (outputs ** 2).sum(), 7", "returned the number 7"),
     ("return None", "returned 0 values"),
