@@ -23,6 +23,7 @@ def lighter(plan: Plan, prediction: Prediction) -> Prediction:
     return replace(prediction, peak_memory_bytes=round(SHARE * prediction.peak_memory_bytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
 def test_what_the_sums_leave_out_is_found(seed: int, part: float) -> None:
