@@ -38,11 +38,22 @@ class Bundle:
 
 
 def graph_path(plan_path: Path) -> Path:
-    return plan_path.with_suffix(".graph.json")
+    return plan_path.with_name(_named(plan_path)[0] + ".graph.json")
 
 
 def cluster_path(plan_path: Path) -> Path:
-    return plan_path.with_suffix(".cluster.yaml")
+    return plan_path.with_name(_named(plan_path)[0] + ".cluster.yaml")
+
+
+def alternative_path(plan_path: Path, rank: int) -> Path:
+    """Where the plan of this rank is written beside the best one: ``plan.2.yaml``."""
+    stem, suffix = _named(plan_path)
+    return plan_path.with_name(f"{stem}.{rank}{suffix}")
+
+
+def _named(plan_path: Path) -> tuple[str, str]:
+    """The plan's own name, and YAML's suffix: what follows the dot of any other (``plan.v1``) tells plans apart."""
+    return (plan_path.stem, plan_path.suffix) if plan_path.suffix in (".yaml", ".yml") else (plan_path.name, "")
 
 
 def check_output(path: Path) -> None:

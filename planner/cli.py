@@ -202,12 +202,12 @@ def _inspect(path: Path, json_: bool) -> Prediction:
 
 def _others(compiled: Compiled, output: Path) -> dict[str, Any]:
     """Write the other plans beside the first; what JSON says of them and of the objective."""
-    from planner.bundle import save
+    from planner.bundle import alternative_path, save
     from planner.report import alternative
 
     extra: dict[str, Any] = {"objective": dict(compiled.facts)} if compiled.facts else {}
     for rank, result in enumerate(compiled.alternatives, 2):
-        path = output.with_suffix(f".{rank}{output.suffix}")
+        path = alternative_path(output, rank)
         save(replace(compiled, result=result), path)
         extra.setdefault("alternatives", []).append(alternative(result, path))
     return extra
