@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,12 +58,17 @@ def _named(plan_path: Path) -> tuple[str, str]:
     return (plan_path.stem, plan_path.suffix) if plan_path.suffix in (".yaml", ".yml") else (plan_path.name, "")
 
 
-def check_output(path: Path) -> None:
-    """Raise PlanFileError where ``path`` cannot be written, before time is spent on what would be written there."""
+def check_output(path: Path, inputs: Collection[Path] = ()) -> None:
+    """Raise PlanFileError where ``path`` cannot be written, or is one of ``inputs``, before time is spent on what would be
+    written there."""
     right = "give -o a path that is writable"
     try:
         if path.is_dir():
             raise PlanFileError(str(path), "is a directory", "give -o a file, for example plan.yaml")
+        if path.exists() and not path.is_file():  # A pipe waits for a reader, a device keeps nothing.
+            raise PlanFileError(str(path), "is no regular file", "give -o a file, for example plan.yaml")
+        if any(path.exists() and file.exists() and path.samefile(file) for file in inputs):
+            raise PlanFileError(str(path), "is what the plan is made from", "give -o another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # Only trying tells: of a long name, of a file system that cannot be written to.
             path.touch()
@@ -70,6 +77,18 @@ def check_output(path: Path) -> None:
             raise PlanFileError(str(path), "cannot be written (Permission denied)", right)
     except OSError as error:
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", right) from error
+
+
+def check_outputs(path: Path, plans: int, inputs: Collection[Path]) -> None:
+    """As :func:`check_output` of all files that so many plans are written to, the best of them to ``path``."""
+    check_output(path, inputs)
+    # Of alternatives, which may be many: those that are there already, and the last, which has the longest name.
+    number = re.compile(re.escape(_named(path)[0]) + r"\.(\d{1,9})\.")
+    there = {int(found[1]) for name in os.listdir(path.parent) if (found := number.match(name + "."))}
+    ranks = sorted(rank for rank in there | {plans} if 2 <= rank <= plans)
+    for plan in (path, *(alternative_path(path, rank) for rank in ranks)):
+        for file in (plan, graph_path(plan), cluster_path(plan)):
+            check_output(file, inputs)
 
 
 def save(compiled: Compiled, path: Path) -> str:

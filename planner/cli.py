@@ -84,16 +84,18 @@ def plan(
     from planner.tracing import tracing_ahead
 
     with tracing_ahead() as trace:
-        from planner.bundle import Bundle, check_output, save
+        from planner.bundle import Bundle, check_outputs, save
         from planner.compile import compile_job
-        from planner.job import Goal, make_job
+        from planner.job import Goal, input_files, make_job
+        from planner.objectives import FRONT
 
         job = make_job(
             model, cluster=cluster, batch=batch, sequence=seq, precision=precision, settings=set_ or [], pins=pin or [],
             forbidden=forbid or [], headroom=headroom, gap=gap, time_limit_s=time_limit,
             goal=Goal(objective, within, max_step_s, min_tokens_per_s, top, pareto),
         )
-        check_output(output)
+        plans = FRONT + 1 if job.objective.pareto else job.objective.top
+        check_outputs(output, plans, input_files(model, job))
         begun = time.perf_counter()
         compiled = compile_job(job, _progress, trace)
     text, result = save(compiled, output), compiled.result

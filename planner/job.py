@@ -21,6 +21,7 @@ from planner.ir.plan import OptimizerSettings, Precision
 
 Setting = bool | int | float | str | None
 
+_YAML = (".yaml", ".yml")
 MOST = 10**9
 """Samples of a batch, or tokens of a sample, beyond which a number is a slip of the keyboard: searches go over its divisors."""
 
@@ -192,7 +193,7 @@ def make_job(
         raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
     if time_limit_s is not None and not time_limit_s > 0:
         raise JobError("--time-limit", f"is {time_limit_s}", "give a positive number of seconds")
-    if model.endswith((".yaml", ".yml")):
+    if model.endswith(_YAML):
         path = Path(model)
         file = read_job_file(path)
         model_spec = _relative_to(path, file.model)
@@ -216,6 +217,18 @@ def make_job(
         gap=gap,
         time_limit_s=time_limit_s,
         objective=_objective(file, goal or Goal()),
+    )
+
+
+def input_files(model: str, job: Job) -> tuple[Path, ...]:
+    """The files that a job is read from, where they are its user's: its own (``model``, as :func:`make_job` takes it), the
+    model's and the cluster's."""
+    named = Path(job.model.removeprefix("hf:") if job.model.startswith("hf:") else job.model.rpartition(":")[0])
+    cluster = job.cluster if job.cluster.endswith(_YAML) else job.cluster.rpartition(":")[0]
+    return (
+        *((Path(model),) if model.endswith(_YAML) else ()),
+        named / "config.json" if job.model.startswith("hf:") and named.is_dir() else named,
+        *((Path(cluster),) if cluster.endswith(_YAML) else ()),
     )
 
 
@@ -272,8 +285,8 @@ def _relative_to(job_file: Path, spec: str) -> str:
 
 def _cluster_of(job_file: Path, spec: str) -> str:
     """A cluster's YAML in a job file is relative to that file."""
-    file = spec if spec.endswith((".yaml", ".yml")) else spec.rpartition(":")[0]
-    return _relative_to(job_file, spec) if file.endswith((".yaml", ".yml")) else spec
+    file = spec if spec.endswith(_YAML) else spec.rpartition(":")[0]
+    return _relative_to(job_file, spec) if file.endswith(_YAML) else spec
 
 
 def _positive(flag: str, value: int | None) -> int | None:

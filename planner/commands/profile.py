@@ -33,8 +33,6 @@ def profile(
     if output.suffix not in PROFILE_SUFFIXES:  # Any other name would be looked for among the packaged profiles.
         raise PlanFileError(str(output), "is no YAML file", "give -o a file whose name ends in .yaml, for example machine.yaml")
     check_output(output)
-    if output.exists() and not output.is_file():  # What is moved to its place would replace a pipe or a device.
-        raise PlanFileError(str(output), "is no regular file", "give -o a file, for example machine.yaml")
     try:
         settings = _settings(ranks, device, quick)
         measurement = _measure_with_bar(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -60,6 +61,47 @@ def test_a_job_file_is_the_same_job(planned: tuple[Path, Outcome], tmp_path: Pat
     outcome = run("plan", job, "-o", tmp_path / "plan.yaml", "--json")
     assert outcome.json["predicted"] == planned[1].json["predicted"]
     assert yaml.safe_load((tmp_path / "plan.yaml").read_text())["optimizer"]["learning_rate"] == 6e-4
+
+
+def test_what_a_plan_is_made_from_is_not_written_over(tmp_path: Path) -> None:
+    """Neither by the plan nor by what lies beside it or its alternatives, under whatever name."""
+    job, cluster, model = tmp_path / "job.yaml", tmp_path / "mine.cluster.yaml", tmp_path / "gpt.py"
+    model.write_text((EXAMPLES / "gpt.py").read_text())
+    cluster.write_text("base: local-cpu\nnodes: 1\ndevices_per_node: 2\n")
+    job.write_text("model: gpt.py:gpt\ncluster: mine.cluster.yaml\n")
+    (tmp_path / "linked.3.yaml").symlink_to(cluster)
+    before = {file: file.read_text() for file in tmp_path.iterdir()}
+    for output, more, named in (
+        ("job.yaml", (), "job.yaml"), ("mine.yaml", (), "mine.cluster.yaml"), ("gpt.py", (), "gpt.py"),
+        ("linked.yaml", ("--top", 10**9), "linked.3.yaml"), ("linked.yaml", ("--pareto",), "linked.3.yaml"),
+    ):
+        outcome = run("plan", job, *more, "-o", tmp_path / output)
+        assert outcome.code == 2
+        assert f"{named}: is what the plan is made from; give -o another name" in outcome.error
+        assert "tracing" not in outcome.err
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == before
+
+
+def test_all_that_is_written_is_checked_before_the_search(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "u.graph.json").mkdir()
+    (tmp_path / "t.2.cluster.yaml").mkdir()
+    for output, named in (
+        (tmp_path / "pipe.yaml", "is no regular file"), (Path("/dev/null"), "is no regular file"),
+        (tmp_path / "u.yaml", "u.graph.json: is a directory"), (tmp_path / "t.yaml", "t.2.cluster.yaml: is a directory"),
+        (tmp_path / f"{'x' * 248}.yaml", "cannot be written (File name too long)"),
+    ):
+        outcome = run("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 4, "--top", 2, "-o", output)
+        assert outcome.code == 2
+        assert named in outcome.error
+        assert "tracing" not in outcome.err
+
+
+def test_an_earlier_plan_is_written_over(tmp_path: Path) -> None:
+    for _ in range(2):
+        job = ("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 4, "--top", 2)
+        assert run(*job, "-o", tmp_path / "plan.yaml").code == 0
+        assert (tmp_path / "plan.2.yaml").exists()
 
 
 def test_what_cannot_fit_leaves_with_3(tmp_path: Path) -> None:
