@@ -109,7 +109,8 @@ def save(compiled: Compiled, path: Path) -> str:
 def copy_beside(source: Path, target: Path) -> None:
     """Put what belongs to the plan ``source`` beside its copy ``target``. Raises OSError where that cannot be written."""
     for name in (graph_path, cluster_path):
-        shutil.copyfile(name(source), name(target))
+        if not (name(target).exists() and name(source).samefile(name(target))):  # A program's own plan is emitted again.
+            shutil.copyfile(name(source), name(target))
 
 
 def read(path: Path) -> Bundle:

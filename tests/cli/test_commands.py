@@ -21,6 +21,15 @@ def test_emit_writes_a_program(planned: tuple[Path, Outcome], tmp_path: Path) ->
     assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
 
 
+def test_a_programs_own_plan_is_emitted_again(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    assert run("emit", planned[0], "-o", program).code == 0
+    before = {file: file.read_bytes() for file in program.rglob("*") if file.is_file()}
+    again = run("emit", program / "plan.yaml", "-o", program)
+    assert again.code == 0, again.err
+    assert {file: file.read_bytes() for file in program.rglob("*") if file.is_file()} == before
+
+
 def test_a_foreign_directory_is_left_alone(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     assert "holds files that are no emitted program" in run("emit", planned[0], "-o", tmp_path).error
