@@ -44,7 +44,7 @@ def validate(
     with _progress(len(rows) + len(failures)) as advance:
         prepared = prepare_rows((*rows, *failures), advance)
     if fit:
-        prepared = _fitted(prepared, rows)
+        prepared = _fitted(prepared, rows, alone=runs is not None)
     predictions = predict_rows(prepared.rows)
     failing = {row.row_id for row in failures}
     ran = [item for item in predictions if item.row.row_id not in failing]
@@ -61,9 +61,9 @@ def validate(
     console().print(render(result, ran, prepared.skipped, measured))
 
 
-def _fitted(prepared: Prepared, rows: Sequence[Row]) -> Prepared:
+def _fitted(prepared: Prepared, rows: Sequence[Row], *, alone: bool) -> Prepared:
     """Fit to the scored rows, rewrite the packaged profiles and engines, say what changed on standard error, and take the
-    rows' clusters from the new profiles."""
+    rows' clusters from the new profiles. ``alone``: numbers of chips without rows stay."""
     from hardware_profiles.engine import forget
     from planner.validate.fit import fit
     from planner.validate.fitted import describe_fit
@@ -82,7 +82,7 @@ def _fitted(prepared: Prepared, rows: Sequence[Row]) -> Prepared:
         or (item.row.chip not in scored.values() and item.row.trust in TRUSTED and item.row.configured)
     ]
     found = fit(chosen, say=say)
-    changed = write_fit(found)
+    changed = write_fit(found, alone=alone)
     say(describe_fit(found))
     say(f"rewrote {len(changed)} files")
     forget()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.ir.errors import JobError
 from planner.validate.descent import Line, Problem, Vector, measured_rate, minimised, model_optimum, row_error
 from planner.validate.parameters import CHIP_CLASSES, MACHINES, Parameter, parameters
 from planner.validate.prepare import PreparedRow
@@ -55,8 +56,11 @@ class Fit:
 
 
 def fit(rows: Sequence[PreparedRow], say: Callable[[str], None] = lambda text: None) -> Fit:
-    """Fit to the measured rows among ``rows``; ``say`` hears how it goes."""
+    """Fit to the measured rows among ``rows``; ``say`` hears how it goes. Raises JobError where there is none."""
     chosen = _chosen(rows)
+    if not chosen:
+        right = "give one that is fully configured, of trust A or B, and has a measured step time"
+        raise JobError("--fit", "no row can be fitted to", right)
     found = parameters(
         frozenset(row.job.cluster.chip.name for row in chosen), frozenset(row.plan.engine for row in chosen),
         frozenset(level.link.name for row in chosen for level in row.job.cluster.levels),

@@ -75,6 +75,9 @@ def row_job(row: Row) -> RowJob:
                           "data", "microbatch", "batch", "recompute")
         if getattr(row, name) is None
     ]
+    unknown = [doubt for doubt in row.doubts if doubt.split(" ")[0] in absent]
+    if unknown:
+        raise Unpredictable("; ".join(unknown))
     if absent:
         raise Unpredictable(f"does not state {', '.join(absent)}{_why(row)}")
     assert row.tensor and row.pipeline and row.data and row.microbatch and row.batch and row.layers and row.sequence
@@ -160,6 +163,9 @@ def shape_of(row: Row) -> ModelShape:
     if own_dim is not None:
         settings["head_dim"] = own_dim
     if row.experts:
+        if not 1 <= row.active_experts <= row.experts:
+            stated = f"moe_topk {row.active_experts} is more than" if row.active_experts else "says no moe_topk of"
+            raise Unpredictable(f"{stated} its {row.experts} experts")
         settings |= {"kv_heads": kv_heads, "experts": row.experts, "active": row.active_experts, "gated": row.gated}
         settings["held"], rest = divmod(row.experts, row.expert)
         if rest or row.data * row.context % row.expert:

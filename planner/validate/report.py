@@ -24,8 +24,8 @@ def report(
     fits = score.fits
     return {
         "scored": score.rows,
-        "mean_abs_error_pct": 100 * score.mean,
-        "median_abs_error_pct": 100 * score.middle,
+        "mean_abs_error_pct": None if score.mean is None else 100 * score.mean,
+        "median_abs_error_pct": None if score.middle is None else 100 * score.middle,
         "families": _groups(score.families),
         "engines": _groups(score.engines),
         "chips": _groups(score.chips),
@@ -93,11 +93,17 @@ def render(
     parts.extend(Text(f"{count} rows: {text}") for text, count in sorted(counted.items()))
     if skipped:
         parts.append(Text(f"{len(skipped)} rows are not predicted (reasons: --json)"))
-    parts.append(Text(
-        f"{score.rows} rows scored: mean absolute error {100 * score.mean:.2f}% over {len(score.families)} families, "
-        f"median {100 * score.middle:.2f}% over rows", style="bold",
-    ))
+    parts.append(Text(_headline(score), style="bold"))
     return Group(*parts)
+
+
+def _headline(score: Score) -> str:
+    if score.mean is None or score.middle is None:
+        return "no row is scored: none that is predicted is fully configured, of trust A or B, and has a measured step time"
+    return (
+        f"{score.rows} rows scored: mean absolute error {100 * score.mean:.2f}% over {len(score.families)} families, "
+        f"median {100 * score.middle:.2f}% over rows"
+    )
 
 
 def _table(title: str, groups: Mapping[str, GroupError]) -> Table:

@@ -119,6 +119,9 @@ def parse_rows(text: str, where: str) -> tuple[Row, ...]:
     reader = csv.DictReader(StringIO(text))
     columns = [column.strip() for column in reader.fieldnames or ()]
     reader.fieldnames = columns
+    twice = next((column for column in columns if column and columns.count(column) > 1), None)
+    if twice is not None:
+        raise JobError(where, f"has the column {twice} twice", "leave one of them out")
     missing = [column for column in REQUIRED if column not in columns]
     if missing:
         raise JobError(where, f"has no column {missing[0]}", f"a table of runs has the columns {', '.join(REQUIRED)}")
@@ -196,6 +199,14 @@ class _Cells:
         self.doubts.append(f"{column} {text!r} is not known (one of {', '.join(allowed)}): taken as {kept}")
         return meant
 
+    def trust(self) -> str:
+        """A, B or C, or empty; an unknown word earns none: the letters are in too many words to be looked for."""
+        text = self.values["trust"].strip().upper()
+        if text in ("", "A", "B", "C"):
+            return text
+        self.doubts.append(f"trust {self.values['trust'].strip()!r} is not known (one of A, B, C): taken as C")
+        return "C"
+
 
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False, "yes": True, "no": False}
 
@@ -210,7 +221,7 @@ def _row(values: dict[str, str], where: str) -> Row:
     return Row(
         row_id=values["row_id"], model=values["model"], family=values["family"] or f"{values['engine']}|{values['chip']}",
         engine=values["engine"],
-        chip=values["chip"], hardware=values["hardware"], trust=values["trust"],
+        chip=values["chip"], hardware=values["hardware"], trust=cells.trust(),
         configured=bool(cells.word("full_config", _TRUTHS, False)),
         layers=cells.count("layers"), hidden=cells.count("hidden"), heads=cells.count("heads"),
         kv_heads=cells.count("kv_heads"), ffn_hidden=cells.count("ffn_hidden"), vocab=cells.count("vocab"),

@@ -37,12 +37,13 @@ class Fits:
 
 @dataclass(frozen=True)
 class Score:
-    """Errors of the scored rows: ``mean`` over families, each the mean of its rows; ``middle``: the median over rows.
+    """Errors of the scored rows: ``mean`` over families, each the mean of its rows; ``middle``: the median over rows; both
+    None where no row is scored.
     ``memory``: errors of the peak memory of all rows that state one, by engine."""
 
     rows: int
-    mean: float
-    middle: float
+    mean: float | None
+    middle: float | None
     families: Mapping[str, GroupError]
     engines: Mapping[str, GroupError]
     chips: Mapping[str, GroupError]
@@ -62,8 +63,8 @@ def score(
     known = [item for item in predictions if item.memory_error is not None]
     return Score(
         rows=len(scored),
-        mean=fmean(means) if means else 0.0,
-        middle=median(abs(_step_error(item)) for item in scored) if scored else 0.0,
+        mean=fmean(means) if means else None,
+        middle=median(abs(_step_error(item)) for item in scored) if scored else None,
         families=families,
         engines=grouped(scored, lambda item: item.prepared.job.engine, _step_error),
         chips=grouped(scored, lambda item: item.row.chip, _step_error),

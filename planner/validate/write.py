@@ -32,15 +32,20 @@ _UNITS = {"ratio": "ratio", "elements": "elements", "s": "s", "ms": "s", "us": "
 _QUANTITY = re.compile(r"^(\s*)([\w.+-]+): (\{value: .*\})\s*$")
 
 
-def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
-    """Rewrite the files that hold the fit's parameters; returns those that changed."""
+def write_fit(fit: Fit, folder: Path = FOLDER, *, alone: bool = False) -> tuple[Path, ...]:
+    """Rewrite the files that hold the fit's parameters; returns those that changed. ``alone``: only what the runs say
+    something of, of the chips that they were on; else others of their class get the same numbers."""
     changed: list[Path] = []
     for path in sorted((*folder.glob("chips/*.yaml"), *folder.glob("profiles/*.yaml"), *folder.glob("engines/*.yaml"))):
         before = path.read_text(encoding="utf-8")
         after = before
         content = yaml.safe_load(before)
+        if alone and _chip(path, content) not in (None, *fit.chips):
+            continue
         clock = clock_of(str(content.get("name")), dict(zip(fit.parameters, fit.values, strict=True)))
         for item, value, families in zip(fit.parameters, fit.values, fit.families, strict=True):
+            if alone and not families:
+                continue
             slowed = item.kind == "chip" and item.field in CLOCKED and clock < 1.0
             told = tuple(sorted({*families, *_of_clock(content, fit)})) if slowed else families
             source = _source(told, measured=_measured(item, content, fit))
@@ -52,6 +57,16 @@ def write_fit(fit: Fit, folder: Path = FOLDER) -> tuple[Path, ...]:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
     return tuple(changed)
+
+
+def _chip(path: Path, content: Mapping[str, Any]) -> str | None:
+    """The chip that a file is of; an engine is of none."""
+    if path.parent.name == "engines":
+        return None
+    chip = content["chip"] if path.parent.name == "profiles" else content
+    if isinstance(chip, str):
+        chip = yaml.safe_load((path.parent.parent / "chips" / f"{chip}.yaml").read_text(encoding="utf-8"))
+    return str(chip["name"])
 
 
 def _source(families: tuple[str, ...], *, measured: bool) -> str:

@@ -139,6 +139,25 @@ def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     assert chip == before
 
 
+def test_a_users_table_rewrites_what_it_says_something_of(tmp_path: Path) -> None:
+    """Numbers that other runs were fitted to stay: of other chips, and of what the table's runs do not show."""
+    for kind in ("chips", "profiles", "engines"):
+        shutil.copytree(FOLDER / kind, tmp_path / kind)
+    values = {
+        "ampere.gemm": 0.5, "gpu.launch": 1e-6, "infiniband.efficiency": 0.5, "megatron.pointwise_traffic": 1.5,
+        "hopper.attention": 0.3, "ampere.attention": 0.3,
+    }
+    told = tuple(() if name.endswith("attention") else ("One",) for name in values)
+    items = tuple(BY_NAME[name] for name in values)
+    result = Fit(items, tuple(values.values()), told, frozenset({"A100-SXM-80GB"}), 0.1, 0.05, 0.06, {})
+    changed = write_fit(result, tmp_path, alone=True)
+    assert {path.name for path in changed if path.parent.name != "profiles"} == {"a100-sxm-80gb.yaml", "megatron.yaml"}
+    machines = [yaml.safe_load(path.read_text()) for path in changed if path.parent.name == "profiles"]
+    assert machines and {machine["chip"] for machine in machines} == {"a100-sxm-80gb"}
+    before, after = (yaml.safe_load((folder / "chips" / "a100-sxm-80gb.yaml").read_text()) for folder in (FOLDER, tmp_path))
+    assert after["attention_forward"] == before["attention_forward"] and after["launch"] != before["launch"]
+
+
 def test_a_chip_of_limited_power_runs_at_its_class_s_rates_times_a_clock(tmp_path: Path) -> None:
     """Trial and files alike: products and attention slow down with the clock, memory and what a kernel reaches of another do
     not."""

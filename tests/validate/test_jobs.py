@@ -37,6 +37,9 @@ def test_degrees_become_a_mesh_and_the_batch_its_accumulation() -> None:
         ({"chip": "abacus"}, "abacus"), ({"layers": ""}, "does not state layers"),
         ({"hidden": "66"}, "no multiple"), ({"kv_heads": "3"}, "evenly"), ({"vpp": "2"}, "at least 2 pipeline ranks"),
         ({"chip": "TPUv4", "dtype": "fp16"}, "does not compute in fp16"),
+        ({"recompute": "half"}, r"^recompute 'half' is not known \(one of none, selective, full\): taken as not stated$"),
+        ({"moe_experts": "2", "moe_topk": "3"}, "^moe_topk 3 is more than its 2 experts$"),
+        ({"moe_experts": "2"}, "^says no moe_topk of its 2 experts$"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(changes: dict[str, str], why: str) -> None:

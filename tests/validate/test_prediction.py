@@ -116,6 +116,28 @@ def test_rows_that_cannot_be_predicted_are_skipped_with_the_reason(
     assert (tmp_path / "p.svg").read_text().count("<circle") == 2
 
 
+def test_where_no_row_is_scored_there_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, picture = tables.write(tmp_path / "runs.csv", {"trust": "C"}), str(tmp_path / "p.svg")
+    said = _printed(capsys, ["validate", "--runs", str(runs), "--json"])
+    assert (said["scored"], said["mean_abs_error_pct"], said["median_abs_error_pct"]) == (0, None, None)
+    main(["validate", "--runs", str(runs), "--picture", picture])
+    printed = capsys.readouterr().out
+    assert "no row is scored" in printed and "mean absolute error" not in printed
+
+
+@pytest.mark.parametrize("changes", [(), ({"trust": "C"},)])
+def test_a_fit_without_rows_is_one_line(
+    changes: tuple[dict[str, str], ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text(tables.text(*changes))
+    with pytest.raises(SystemExit) as exit_:
+        main(["validate", "--fit", "--runs", str(runs), "--json"])
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.splitlines()[-1].startswith("error: --fit: no row can be fitted to; give one")
+
+
 def test_a_wrong_table_exits_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = tables.write(tmp_path / "runs.csv", {"layers": "many"})
     with pytest.raises(SystemExit) as exit_:

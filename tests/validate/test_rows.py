@@ -48,6 +48,18 @@ def test_an_unknown_word_is_doubted_and_means_the_known_one_in_it() -> None:
     assert tables.row(recompute="some").recompute is None
 
 
+@pytest.mark.parametrize(("trust", "meant"), [("b", "B"), (" A ", "A"), ("bad", "C"), ("", "")])
+def test_trust_is_one_letter_however_it_is_cased(trust: str, meant: str) -> None:
+    row = tables.row(trust=trust)
+    assert (row.trust, bool(scored_rows([row]))) == (meant, meant in ("A", "B"))
+    assert row.doubts == (("trust 'bad' is not known (one of A, B, C): taken as C",) if trust == "bad" else ())
+
+
+def test_a_column_that_is_there_twice_is_named() -> None:
+    with pytest.raises(JobError, match="has the column layers twice"):
+        parse_rows(tables.text({}).replace("hidden", "layers", 1), "runs.csv")
+
+
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(JobError, match="has no column chip"):
         parse_rows(tables.text({}).replace(",chip", ",motor", 1), "runs.csv")

@@ -43,7 +43,7 @@ def test_families_weigh_the_same_whatever_their_rows() -> None:
 def test_unscored_rows_count_for_memory_alone() -> None:
     unscored = _predicted(9.0, row_id="x", trust="C", peak_mem_gib="1", memory=2**29)
     result = score([unscored], [unscored.row])
-    assert (result.rows, result.mean) == (0, 0.0)
+    assert (result.rows, result.mean, result.middle) == (0, None, None)
     assert result.memory["torch-eager"].bias == -0.5
 
 
