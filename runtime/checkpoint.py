@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 import json
 import operator
-import pickle
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,10 @@ from .parameters import Held
 from .state import NOTHING, Unchanging
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-UNREADABLE = (OSError, EOFError, ValueError, LookupError, AttributeError, pickle.PickleError)
-"""What reading a mangled list of tensors raises."""
+UNREADABLE = (Exception, CheckpointException)
+"""What reading a mangled list of tensors raises: anything, for pickle does what the bytes say."""
+LARGEST = 2**62
+"""Counts of steps and samples beyond this are damage."""
 INCOMPLETE = ("no complete checkpoint", "a directory that --checkpoint wrote")
 _COMPLETE = re.compile(r"step-(\d{8})")
 
@@ -117,9 +118,34 @@ def load(
 def _progress(path: Path) -> Progress:
     file = path / "training.json"
     try:
-        return Progress(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
+        progress = Progress(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
         raise ProgramError(str(file), "missing or mangled", "a complete checkpoint") from None
+    for name, (right, holds) in _FORMS.items():
+        if not holds(value := getattr(progress, name)):
+            raise ProgramError(f"{file}: {name}", f"is {str(json.dumps(value))[:60]}", right)
+    return progress
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _is_scale(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and value is not True and 0 < value < 2.0**1000)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+
+
+_FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("step", "updates", "samples", "clean_steps"), ("a whole number from 0 up", _is_count)),
+    "seed": ("a whole number", lambda value: type(value) is int),
+    "loss_scale": ("a positive number or null", _is_scale),
+    "aliases": ("names of parameters by other names", _are_names),
+}
+"""What :class:`Progress` may hold: in words, and the test."""
 
 
 def load_parameters(path: Path, parameters: Sequence[Held], others: Unchanging = NOTHING) -> None:
@@ -146,9 +172,9 @@ def load_plain(path: Path) -> dict[str, Tensor]:
     aliases = _progress(path).aliases
     try:
         whole = _whole(path)
+        return whole | {alias: whole[fqn] for alias, fqn in aliases.items()}
     except UNREADABLE:
         raise ProgramError(str(path), *INCOMPLETE) from None
-    return whole | {alias: whole[fqn] for alias, fqn in aliases.items()}
 
 
 def _whole(path: Path) -> dict[str, Tensor]:
@@ -252,6 +278,8 @@ def _read(path: Path, state: dict[str, BoxedTensor], *, whole: bool) -> None:
 
 
 def _check(path: Path, metadata: Metadata, state: Mapping[str, BoxedTensor]) -> None:
+    if not all(isinstance(key, str) for key in metadata.state_dict_metadata):
+        raise ProgramError(str(path), *INCOMPLETE)
     for key, tensor in state.items():
         entry = metadata.state_dict_metadata.get(key)
         if not isinstance(entry, TensorStorageMetadata):

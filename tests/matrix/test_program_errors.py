@@ -141,6 +141,18 @@ def test_a_mangled_checkpoint(workers: Workers, program: Emitted, file: str, siz
     refused(program.launch(workers, "--steps", "2", "--checkpoint", str(tmp_path)), str(tmp_path), said)
 
 
+@pytest.mark.parametrize(("file", "data", "said"), [
+    (".metadata", b"cno_such_module\nx\n.", "no complete checkpoint"), (".metadata", b"I3\n.", "no complete checkpoint"),
+    ("training.json", b'{"step": -2, "seed": 0, "updates": 1, "samples": 4, "loss_scale": 1, "clean_steps": 0}', "step: is -2"),
+])
+def test_a_checkpoint_of_another_form(
+    workers: Workers, program: Emitted, file: str, data: bytes, said: str, tmp_path: Path
+) -> None:
+    program.train(workers, 1, "--checkpoint", str(tmp_path))
+    (tmp_path / "step-00000001" / file).write_bytes(data)
+    refused(program.launch(workers, "--steps", "2", "--checkpoint", str(tmp_path)), str(tmp_path), said)
+
+
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved-zero-bubble"])
 @pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)
 def test_a_split_backward_pass_takes_neither_zero_3_nor_recomputation(schedule: str, decision: dict[str, object]) -> None:
