@@ -85,7 +85,8 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high}
         for name, type_, role, high in program.batch
     ]
-    flops = prediction.model_flops_per_device_s * devices * prediction.step_s if prediction else 0.0
+    sized = any(entry["role"] == "tokens" and entry["shape"] == (plan.sequence,) for entry in inputs)
+    flops = prediction.model_flops_per_device_s * devices * prediction.step_s / plan.batch.total if prediction else 0.0
     peak = prediction.model_flops_per_device_s / prediction.mfu if prediction and prediction.mfu else 0.0
     predicted = ""
     if prediction:
@@ -100,7 +101,7 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         "pipeline": plan.mesh.pipeline, "data": plan.mesh.data, "tensor": plan.mesh.tensor, "zero_group": plan.zero_group,
         "total": plan.batch.total, "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
-        "stages": stages, "inputs": inputs, "flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
+        "stages": stages, "inputs": inputs, "sized": sized, "sample_flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
         "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
     }
 

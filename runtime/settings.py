@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from .data import BatchInput
 from .errors import ProgramError
 from .schedule import MULTIPLE, SINGLE, SPLIT_BACKWARD
 from .zero import MASTER_DTYPE
@@ -17,7 +18,8 @@ AXES = {"pipeline", "data", "tensor"}
 class Settings:
     """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
     block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
-    backward pass; ``shared``: the blocks that each tied parameter is part of."""
+    backward pass; ``shared``: the blocks that each tied parameter is part of; ``sequence``: tokens of a sample, where those
+    of ``inputs`` are as many (None: they are others)."""
 
     precision: str
     mesh: Mapping[str, int]
@@ -30,6 +32,8 @@ class Settings:
     stages: Sequence[tuple[int, int, Sequence[int]]]
     recomputes: Sequence[str]
     shared: Mapping[str, Collection[int]]
+    sequence: int | None = None
+    inputs: Sequence[BatchInput] = ()
 
 
 def check_settings(settings: Settings) -> None:
@@ -38,7 +42,9 @@ def check_settings(settings: Settings) -> None:
         raise ProgramError(f"{FILE}: PRECISION", f"{settings.precision!r} is unknown", f"one of {', '.join(MASTER_DTYPE)}")
     if set(settings.mesh) != AXES or not all(isinstance(degree, int) and degree > 0 for degree in settings.mesh.values()):
         raise ProgramError(f"{FILE}: MESH", str(dict(settings.mesh)), f"a positive degree of {', '.join(sorted(AXES))}")
+    _check_whole(settings)
     _check_batch(settings)
+    _check_sequence(settings)
     _check_stages(settings)
     _check_shared(settings)
     _check_schedule(settings)
@@ -46,14 +52,37 @@ def check_settings(settings: Settings) -> None:
         _check_split(settings)
 
 
+def _check_whole(settings: Settings) -> None:
+    """Counts are compared, divided and looped over: 8.0 passes for one until something takes it for no integer."""
+    counts: dict[str, object] = {
+        "ZERO_GROUP": settings.zero_group, "BATCH": settings.total, "MICRO": settings.micro,
+        "ACCUMULATION": settings.accumulation, "VIRTUAL": settings.virtual,
+    }
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise ProgramError(f"{FILE}: {name}", f"is {value!r}", "a whole number from 1 up")
+    for first, last, _ in settings.stages:
+        if type(first) is not int or type(last) is not int:
+            raise ProgramError(f"{FILE}: STAGES", f"({first!r}, {last!r}) are no numbers of blocks", "whole numbers")
+
+
+def _check_sequence(settings: Settings) -> None:
+    for entry in settings.inputs:
+        if entry.role == "tokens" and settings.sequence is not None and tuple(entry.shape) != (settings.sequence,):
+            raise ProgramError(
+                f"{FILE}: SEQUENCE", f"is {settings.sequence!r}, and {entry.name} of INPUTS has the shape {tuple(entry.shape)}",
+                "make them equal; for another length trace the model anew (plan --seq)",
+            )
+
+
 def _check_batch(settings: Settings) -> None:
     data = settings.mesh["data"]
     product = settings.micro * settings.accumulation * data
-    if product != settings.total or settings.total < 1:
+    if product != settings.total:
         raise ProgramError(
             f"{FILE}: BATCH", f"MICRO x ACCUMULATION x data = {product}, not {settings.total}", "make them equal"
         )
-    if settings.zero_group < 1 or data % settings.zero_group:
+    if data % settings.zero_group:
         raise ProgramError(f"{FILE}: ZERO_GROUP", f"{settings.zero_group} does not divide data {data}", "a divisor of it")
 
 

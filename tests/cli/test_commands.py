@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,17 @@ def test_emit_writes_a_program(planned: tuple[Path, Outcome], tmp_path: Path) ->
     assert outcome.code == 0 and "torchrun --nproc-per-node 4" in outcome.err
     assert (tmp_path / "program" / "plan.yaml").read_text() == planned[0].read_text()
     assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
+
+
+def test_a_programs_flops_follow_its_batch(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """BATCH may be edited, and MFU stays true."""
+    assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
+    report, text = planned[1].json, (tmp_path / "program" / "train.py").read_text()
+    said = re.search(r"flops=(\S+) \* BATCH,", text)
+    assert said is not None
+    whole = report["predicted"]["model_flops_per_device_s"] * report["cluster"]["devices"] * report["predicted"]["step_s"]
+    assert float(said[1]) * report["batch"]["global"] == pytest.approx(whole, rel=1e-5)
+    assert "sequence=SEQUENCE, inputs=INPUTS" in text
 
 
 def test_a_programs_own_plan_is_emitted_again(planned: tuple[Path, Outcome], tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from runtime.data import BatchInput
 from runtime.errors import ProgramError
 from runtime.settings import Settings, check_settings
 
 GOOD = Settings(
     precision="bf16", mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4,
     schedule="1f1b", virtual=1, stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
-    shared={"head.weight": (3, 4)},
+    shared={"head.weight": (3, 4)}, sequence=32, inputs=[BatchInput("input_ids", (32,), torch.int64, "tokens", 64)],
 )
 FOUR = [(0, 1, [0]), (1, 2, [0]), (2, 3, [0]), (3, 5, [0] * 2)]
 ONE = {"pipeline": 1, "data": 4, "tensor": 1}
@@ -32,6 +34,11 @@ def test_good_settings_pass() -> None:
     ({"mesh": {"pipeline": 2, "data": 0, "tensor": 1}}, "MESH: "),
     ({"shared": {"wte": {4, 0}}}, r"STAGES: blocks 0, 4 share wte and have ZeRO stages \[0, 3\]; the same for all of them"),
     ({"total": 12}, "BATCH: MICRO x ACCUMULATION x data = 16, not 12"),
+    ({"total": 16.0}, r"BATCH: is 16.0; a whole number from 1 up"), ({"micro": "2"}, "MICRO: is '2'"),
+    ({"accumulation": True}, "ACCUMULATION: is True"), ({"virtual": 1.0}, "VIRTUAL: is 1.0"),
+    ({"zero_group": 0}, "ZERO_GROUP: is 0"),
+    ({"stages": [(0, 3.0, [0, 1, 2]), (3, 5, [3, 3])]}, r"STAGES: \(0, 3.0\) are no numbers of blocks"),
+    ({"sequence": 64}, r"SEQUENCE: is 64, and input_ids of INPUTS has the shape \(32,\); make them equal"),
     ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
     ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),
     ({"stages": [(0, 3, [0, 1, 2]), (2, 5, [3] * 3)]}, r"STAGES: \(2, 5\) does not follow block 3"),

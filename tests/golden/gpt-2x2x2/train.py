@@ -68,7 +68,7 @@ def build(device=None):
     check_settings(Settings(
         precision=PRECISION, mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION,
         schedule=SCHEDULE, virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
-        shared=SHARED,
+        shared=SHARED, sequence=SEQUENCE, inputs=INPUTS,
     ))
     world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device)
     pipeline = MESH["pipeline"]
@@ -94,7 +94,7 @@ def build(device=None):
         batch=BATCH, microbatches=ACCUMULATION, sequence=SEQUENCE, precision=PRECISION, recipes=RECIPES,
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
-        flops=0, peak_flops=0, dropout=False,
+        flops=0 * BATCH, peak_flops=0, dropout=False,
         betas=BETAS, epsilon=EPSILON, buffers=BUFFERS, idle=IDLE,
     )
 
