@@ -1,8 +1,14 @@
-"""YAML as all readers of files take it: safe, and a field that is written twice is refused, not taken as its last value."""
+"""YAML as all readers of files take it: safe, and a field that is written twice is refused, not taken as its last value.
+
+What people write (jobs) is read as YAML 1.2's core schema has it; what is dumped (plans) as PyYAML dumps it, by YAML 1.1: a
+fingerprint such as 12345e67 is no number there, and is not put in quotes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import json
+import re
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import yaml
@@ -21,6 +27,47 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_WORDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
+    "null": (r"~|null|Null|NULL|", "~nN", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: json.loads(text.lower())),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789", lambda text: int(text, _base(text))),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789",
+        lambda text: float(re.sub(r"\.(?=[inIN])", "", text)),
+    ),
+    "merge": (r"<<", "<", lambda text: text),
+}
+"""Plain scalars that are no text, by their tag: form, first characters, value (YAML 1.2.2, section 10.3.2)."""
+
+
+def _base(text: str) -> int:
+    return {"0o": 8, "0x": 16}.get(text[:2], 10)
+
+
+class _CoreLoader(_Loader):
+    """YAML 1.2's core schema: no octal 010, sixty-based 1:30 or `no` for false, and 1e-4 is a number."""
+
+
+_CoreLoader.yaml_implicit_resolvers = {}  # Those of YAML 1.1 are not inherited.
+
+
+def _constructor(made: Callable[[str], object]) -> Callable[[_CoreLoader, yaml.ScalarNode], object]:
+    return lambda loader, node: made(loader.construct_scalar(node))
+
+
+for _name, (_form, _first, _made) in _WORDS.items():
+    _tag = f"tag:yaml.org,2002:{_name}"
+    _CoreLoader.add_implicit_resolver(_tag, re.compile(f"^(?:{_form})$"), [*_first, *([""] if _name == "null" else [])])
+    if _name != "merge":
+        _CoreLoader.add_constructor(_tag, _constructor(_made))
+
+
 def load(text: str) -> Any:
-    """What a YAML text holds; nothing in it is run. Raises yaml.YAMLError."""
+    """What a YAML text of our own holds; nothing in it is run. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
+
+
+def load_core(text: str) -> Any:
+    """What a YAML text that somebody wrote holds, by YAML 1.2's core schema. Raises as :func:`load`; ValueError for a number
+    of too many digits."""
+    return yaml.load(text, _CoreLoader)

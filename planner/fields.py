@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import yaml
@@ -47,7 +48,7 @@ def first_problem(error: ValidationError) -> tuple[str, str, str]:
     return path, f"is {given if len(given) <= 60 else given[:57] + '...'}", right
 
 
-def parse_mapping(text: str) -> dict[object, object]:
+def parse_mapping(text: str, load: Callable[[str], object] = load) -> dict[object, object]:
     """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead."""
     try:
         data = load(text)

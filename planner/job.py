@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from hardware_profiles.files import text_of
+from hardware_profiles.yaml_text import load_core
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_constraints, parse_section
@@ -126,7 +127,7 @@ def read_job_file(path: Path) -> _JobFile:
         wrong = f"cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
         raise JobError(str(path), wrong, "give a JOB.yaml or path/file.py:callable") from error
     try:
-        data = parse_mapping(text)
+        data = parse_mapping(text, load_core)
     except ValueError as error:
         raise JobError(str(path), str(error), "a job has at least the fields model and cluster") from error
     try:
@@ -137,27 +138,29 @@ def read_job_file(path: Path) -> _JobFile:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
-    """``K=V`` texts of ``--set``; values are YAML scalars (``24``, ``0.1``, ``true``, ``name``)."""
+    """``K=V`` texts of ``--set``; values are YAML scalars (``24``, ``0.1``, ``true``, ``name``), read as a job file's are."""
     settings: dict[str, Setting] = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.isidentifier():
             raise JobError("--set", f"{text!r} is no assignment", "write --set layers=24")
+        if key in settings:
+            raise JobError("--set", f"{key} is given twice", "leave one of them out")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = load_core(value)
         except yaml.YAMLError:
             parsed = value
-        if isinstance(parsed, str):
-            # YAML 1.1 reads 1e-4 as text.
-            try:
-                parsed = float(parsed)
-            except ValueError:
-                parsed = str(parsed)
+        except (ValueError, RecursionError):  # thousands of digits or of brackets
+            parsed = math.nan
         finite = not isinstance(parsed, float) or math.isfinite(parsed)
         if parsed is not None and not (isinstance(parsed, (bool, int, float, str)) and finite):
-            raise JobError("--set", f"{key} is {value!r}", "give a number, true, false or a word")
+            raise JobError("--set", f"{key} is {_cut(value)!r}", "give a number, true, false or a word")
         settings[key] = parsed
     return settings
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True)

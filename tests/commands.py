@@ -12,8 +12,16 @@ from typing import Any
 from planner.cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SMALL = (f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "layers=2", "--set", "hidden=64", "--set", "vocab=64", "--seq", "32")
-"""A model of four blocks that is traced in a second."""
+
+
+def small(**settings: int) -> tuple[str, ...]:
+    """A model of four blocks that is traced in a second, with other settings."""
+    chosen = {"layers": 2, "hidden": 64, "vocab": 64} | settings
+    flags = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
+    return (f"{EXAMPLES / 'gpt.py'}:gpt", *flags, "--seq", "32")
+
+
+SMALL = small()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,31 @@ def test_settings_are_yaml_scalars() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["layers", "=3", "a b=1", "x=[1, 2]"])
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e-4", 1e-4), ("010", 10), ("1:30", "1:30"), ("no", "no"), ("on", "on"), ("True", True), ("0o10", 8), ("0x1F", 31),
+    ("1_000", "1_000"), ("2024-01-01", "2024-01-01"), ("~", None), ("", None), ("'010'", "010"), ('"1e-4"', "1e-4"),
+    ("-.5", -0.5), ("1.", 1.0), ("nan", "nan"), ("=", "="), ("0b11", "0b11"),
+])
+def test_a_file_and_a_flag_mean_the_same_by_a_setting(text: str, value: object, tmp_path: Path) -> None:
+    """YAML 1.2's core schema in both."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: m.py:build\ncluster: dgx-h100:1\nset: {{x: {text}}}\n")
+    read, given = job(str(path)).settings["x"], job("m.py:build", cluster="dgx-h100:1", settings=[f"x={text}"]).settings["x"]
+    assert (type(read), read) == (type(given), given) == (type(value), value)
+
+
+def test_a_job_s_other_fields_are_read_so_too(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m.py:build\ncluster: dgx-h100:1\nbatch: 0100\noptimizer: {learning_rate: 1e-4}\n")
+    assert (job(str(path)).batch, job(str(path)).optimizer.learning_rate) == (100, 1e-4)
+
+
+def test_a_setting_is_given_once() -> None:
+    with pytest.raises(JobError, match="--set: layers is given twice"):
+        parse_settings(["layers=2", "layers=3"])
+
+
+@pytest.mark.parametrize("text", ["layers", "=3", "x=" + "[" * 10_000, "x=" + "9" * 5_000, "x=!!bool yes", "a b=1", "x=[1, 2]"])
 def test_a_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--set"):
         parse_settings([text])

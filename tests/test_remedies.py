@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import SMALL, run
+from tests.commands import run, small
 
 PINS = ("pipeline=2", "data=2", "zero=0", "microbatch=4")
 
@@ -21,7 +21,7 @@ def small_cluster(path: Path, memory_bytes: int, per_node: int = 4) -> Path:
 
 def plan(cluster: object, output: Path, *arguments: object, pins: tuple[str, ...] = PINS) -> tuple[object, ...]:
     pinned = [part for pin in pins for part in ("--pin", pin)]
-    return ("plan", *SMALL, "--set", "hidden=256", "--cluster", cluster, "--batch", 16, "--gap", 0.05, "--time-limit", 4,
+    return ("plan", *small(hidden=256), "--cluster", cluster, "--batch", 16, "--gap", 0.05, "--time-limit", 4,
             *pinned, *arguments, "-o", output)
 
 
@@ -70,7 +70,7 @@ def test_what_fits_by_its_replay_alone_is_planned(tmp_path: Path) -> None:
 def test_more_nodes_are_counted(tmp_path: Path) -> None:
     """State that does not fit on one node: the named number of nodes is enough, and the one before it is not."""
     cluster, output = tmp_path / "h100.yaml", tmp_path / "plan.yaml"
-    arguments = ("plan", *SMALL, "--set", "hidden=1024", "--batch", 64, "--gap", 0.1, "--time-limit", 3, "--pin", "tensor=1",
+    arguments = ("plan", *small(hidden=1024), "--batch", 64, "--gap", 0.1, "--time-limit", 3, "--pin", "tensor=1",
                  "-o", output, "--cluster")
     peak = run(*arguments, "dgx-h100:2", "--objective", "memory", "--json").json["objective"]["least_memory_bytes"]
     cluster.write_text(f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: {peak}, unit: B}}}}\n")
@@ -85,7 +85,7 @@ def test_more_nodes_are_counted(tmp_path: Path) -> None:
 def test_tensor_ranks_on_several_nodes_are_a_remedy(tmp_path: Path) -> None:
     """One sample and one large layer: neither data nor pipeline ranks make it fit, tensor ranks over nodes of one device do."""
     cluster, output = small_cluster(tmp_path / "one.yaml", 2**30, per_node=1), tmp_path / "plan.yaml"
-    arguments = ("plan", *SMALL, "--set", "hidden=1024", "--set", "vocab=8192", "--batch", 1, "--time-limit", 4, "-o", output)
+    arguments = ("plan", *small(hidden=1024, vocab=8192), "--batch", 1, "--time-limit", 4, "-o", output)
     wide = ("--cluster", "local-cpu:4x1", "--pin", "tensor=4", "--objective", "memory", "--json")
     peak = run(*arguments, *wide).json["objective"]["least_memory_bytes"]
     small_cluster(cluster, peak, per_node=1)

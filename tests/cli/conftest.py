@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import SMALL, Outcome, run
+from tests.commands import SMALL, Outcome, run, small
 
 pytest.register_assert_rewrite("tests.cli.contract")
 
@@ -26,7 +26,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A plan whose tensors are split, sequence-parallel, in bf16."""
     path = tmp_path_factory.mktemp("split") / "plan.yaml"
-    outcome = run("plan", *SMALL, "--set", "hidden=1024", "--seq", 256, "--cluster", "dgx-h100:1", "--batch", 8, "--pin",
+    outcome = run("plan", *small(hidden=1024), "--seq", 256, "--cluster", "dgx-h100:1", "--batch", 8, "--pin",
                   "tensor=4", "--pin", "sequence_parallel=true", "-o", path, "--json")
     assert outcome.code == 0, outcome.err
     return path, outcome

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.cli.contract import LAYERS, check_contract
-from tests.commands import EXAMPLES, SMALL, Outcome, run
+from tests.commands import EXAMPLES, SMALL, Outcome, run, small
 
 
 def test_plan_prints_the_contract(planned: tuple[Path, Outcome]) -> None:
@@ -107,7 +107,7 @@ def test_an_earlier_plan_is_written_over(tmp_path: Path) -> None:
 def test_what_cannot_fit_leaves_with_3(tmp_path: Path) -> None:
     cluster = tmp_path / "small.yaml"
     cluster.write_text("base: local-cpu\nnodes: 1\ndevices_per_node: 2\nchip: {memory: {value: 257, unit: MiB}}\n")
-    outcome = run("plan", *SMALL, "--set", "hidden=512", "--cluster", cluster, "--batch", 4, "-o", tmp_path / "plan.yaml")
+    outcome = run("plan", *small(hidden=512), "--cluster", cluster, "--batch", 4, "-o", tmp_path / "plan.yaml")
     assert outcome.code == 3
     assert "the limit is 0.25 GiB" in outcome.error and "bytes too few" in outcome.error
     assert not (tmp_path / "plan.yaml").exists()

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import SMALL, run
+from tests.commands import run, small
 
 pytestmark = pytest.mark.slow
 
 CATEGORIES = {"parameters", "gradients", "optimizer", "activations", "buffers"}
-WIDE = ("--set", "hidden=256", "--set", "heads=4", "--seq", "128")
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +19,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program whose tensors are split, on two stages of two tensor ranks."""
     directory = tmp_path_factory.mktemp("rehearsed")
     planned = run(
-        "plan", *SMALL, *WIDE, "--cluster", "local-cpu:1x4", "--batch", 8, "--pin", "pipeline=2", "--pin", "tensor=2", "--pin",
-        "schedule=1f1b", "--pin", "microbatch=2", "-o", directory / "plan.yaml",
+        "plan", *small(hidden=256, heads=4), "--seq", 128, "--cluster", "local-cpu:1x4", "--batch", 8, "--pin",
+        "pipeline=2", "--pin", "tensor=2", "--pin", "schedule=1f1b", "--pin", "microbatch=2", "-o", directory / "plan.yaml",
     )
     assert planned.code == 0, planned.err
     assert run("emit", directory / "plan.yaml", "-o", directory / "program").code == 0
