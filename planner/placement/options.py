@@ -1,14 +1,14 @@
 """Placing a whole graph: one option for each way the activations can lie between blocks.
 
 Blocks of one option fit together, because all of them find and leave the chain's activation in the same placement and
-hold tied parameters alike. Given those, the bodies are independent, and each distinct one is solved once.
+hold tied parameters alike. Given the activation's placement, bodies that share no parameter are independent, and each is
+solved once; those that share some are one problem.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,12 +16,13 @@ import networkx as nx
 
 from planner.ir.graph import Body, ModelGraph
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, local_type, shard
-from planner.placement.place import PlacedBody, place_body, solve_space
+from planner.placement.joint import apart, join
+from planner.placement.model import cheapest_picks
+from planner.placement.place import PlacedBody, place_body, placed_body
 from planner.placement.pricing import Pricing
 from planner.placement.reduce import contract, prune
 from planner.placement.space import (
     DIVIDED_STATE,
-    UNITS,
     Activations,
     Known,
     Space,
@@ -87,7 +88,7 @@ def place_graph(
         for solver in (_Solver(graph, degree, pricing, rules, price, known, pruned) for price in prices)
         for boundary in boundary_candidates(graph, degree)
         if split in (None, boundary.state == "shard")
-        if (option := _best_option(solver, boundary)) is not None
+        if (option := solver.best(boundary)) is not None
     ]
     return _undominated(options)
 
@@ -160,8 +161,8 @@ def owned_parameters(graph: ModelGraph) -> Owned:
 
 @dataclass(frozen=True)
 class _Solver:
-    """Solves each body once for each boundary and placement of its tied parameters. ``known`` and ``pruned`` (spaces without
-    the price of state) are shared by all state prices."""
+    """Solves each body once for each boundary, with those that it shares parameters with. ``known`` and ``pruned`` (spaces
+    without the price of state) are shared by all state prices."""
 
     graph: ModelGraph
     degree: int
@@ -190,85 +191,85 @@ class _Solver:
         whole = (REPLICATE, SHARED) if trained else (REPLICATE,)
         return tuple(dict.fromkeys((*whole, *common)))
 
-    def space(self, body: Body, split: bool) -> Space | None:
-        """The reduced space of a body under whole or under split boundaries, open in its tied parameters."""
-        if (body.name, split) not in self._spaces:
-            candidates = boundary_candidates(self.graph, self.degree)
-            own = tuple(candidate for candidate in candidates if (candidate.state == "shard") == split)
-            self._spaces[body.name, split] = self._space(body, own, "split" if split else "whole")
-        return self._spaces[body.name, split]
-
     @cached_property
-    def _spaces(self) -> dict[tuple[str, bool], Space | None]:
-        return {}
+    def joined(self) -> tuple[tuple[Body, ...], ...]:
+        """The bodies, those that share parameters together."""
+        ties: nx.Graph[str] = nx.Graph()
+        ties.add_nodes_from(body.name for body in self.graph.bodies)
+        for group, _ in self.groups:
+            nx.add_path(ties, sorted({owner for owner, _ in group}))
+        return tuple(tuple(self.graph.body_of[name] for name in sorted(names)) for names in nx.connected_components(ties))
 
-    def _space(self, body: Body, candidates: tuple[Placement, ...], activations: Activations) -> Space | None:
-        boundaries = [body_boundary(self.graph, body, candidate) for candidate in candidates]
-        boundary = {name: tuple(dict.fromkeys(b[name] for b in boundaries)) for name in boundaries[0]}
-        tied = {name: placements for group, placements in self.groups for owner, name in group if owner == body.name}
-        key = (body.name, activations)
-        if key not in self.pruned:
-            table, known = self.tables[body.name], self.known
-            self.pruned[key] = prune(
-                build_space(body, self.degree, table, boundary, tied, self.pricing, activations=activations, known=known)
-            )
-        pruned = self.pruned[key]
-        return None if pruned is None else contract(with_state_price(pruned, body, self.state_price))
+    def best(self, boundary: Placement) -> Option | None:
+        """The cheapest way to place all bodies under one boundary."""
+        placed: dict[str, PlacedBody] = {}
+        for bodies in self.joined:
+            found = self._solve(bodies, boundary)
+            if found is None:
+                return None
+            placed |= found
+        return _option(self.graph, boundary, placed, self.owned)
 
     @cached_property
     def owned(self) -> Owned:
         """See :func:`owned_parameters`."""
         return owned_parameters(self.graph)
 
-    @cached_property
-    def _solved(self) -> dict[tuple[str, Placement, tuple[tuple[str, Placement], ...]], PlacedBody | None]:
-        return {}
+    def _solve(self, bodies: tuple[Body, ...], boundary: Placement) -> dict[str, PlacedBody] | None:
+        """Bodies that share parameters at once: every combination of placements of these is in one problem, however many they
+        are."""
+        spaces = [self._space(body, boundary) for body in bodies]
+        if None in spaces:
+            return None
+        number, repeats = {body.name: at for at, body in enumerate(bodies)}, Counter(block.body for block in self.graph.blocks)
+        ties = [
+            [(number[owner], name) for owner, name in group]
+            for group, placements in self.groups if len(placements) > 1 and all(owner in number for owner, _ in group)
+        ]
+        joint = prune(join([space for space in spaces if space is not None], [repeats[body.name] for body in bodies], ties))
+        picks = None if joint is None else cheapest_picks(contract(joint))
+        if picks is None:
+            return None
+        pairs = zip(bodies, apart(picks, len(bodies)), strict=True)
+        return {
+            body.name: placed_body(body, self.degree, own, self.tables[body.name], self.pricing) for body, own in pairs
+        }
 
-    def solve(self, body: Body, boundary: Placement, tied: Mapping[str, Placement]) -> PlacedBody | None:
-        """The cheapest placement of a body."""
-        key = (body.name, boundary, tuple(sorted(tied.items())))
-        if key not in self._solved:
-            self._solved[key] = self._solve(body, boundary, tied)
-        return self._solved[key]
-
-    def _solve(self, body: Body, boundary: Placement, tied: Mapping[str, Placement]) -> PlacedBody | None:
-        space = self.space(body, boundary.state == "shard")
+    def _space(self, body: Body, boundary: Placement) -> Space | None:
+        """The reduced space of a body under one boundary, open in its tied parameters."""
+        space = self._priced(body, boundary.state == "shard")
         if space is None:
             return None
         limits = dict(body_boundary(self.graph, body, boundary))
         limits |= {output_vertex(at): limits[name] for at, name in enumerate(body.outputs)}
-        pruned = prune(space.restricted(limits | dict(tied)))
-        return None if pruned is None else solve_space(body, contract(pruned), self.tables[body.name])
+        pruned = prune(space.restricted(limits))
+        return None if pruned is None else contract(pruned)
 
+    def _priced(self, body: Body, split: bool) -> Space | None:
+        """The reduced space of a body under all whole or all split boundaries."""
+        key = (body.name, split)
+        if key not in self._spaces:
+            pruned = self._unpriced(body, split)
+            priced = None if pruned is None else with_state_price(pruned, body, self.state_price)
+            self._spaces[key] = None if priced is None else contract(priced)
+        return self._spaces[key]
 
-def _best_option(solver: _Solver, boundary: Placement) -> Option | None:
-    """The cheapest way to place all bodies under one boundary, over the placements of tied parameters."""
-    best: Option | None = None
-    for tied in _tied_placements(solver):
-        placed: dict[str, PlacedBody] = {}
-        for body in solver.graph.bodies:
-            own = {name: placement for (owner, name), placement in tied.items() if owner == body.name}
-            solved = solver.solve(body, boundary, own)
-            if solved is None:
-                break
-            placed[body.name] = solved
-        else:
-            option = _option(solver.graph, boundary, placed, solver.owned)
-            if best is None or _rank(option, solver) < _rank(best, solver):
-                best = option
-    return best
+    @cached_property
+    def _spaces(self) -> dict[tuple[str, bool], Space | None]:
+        return {}
 
-
-def _rank(option: Option, solver: _Solver) -> float:
-    """Seconds with the price of what is held, as the bodies' problems weigh it, for the chain."""
-    bodies = solver.graph.body_of
-    found = (solver.space(bodies[block.body], option.sequence_parallel) for block in solver.graph.blocks)
-    dearest_s = sum(space.unit_s * UNITS for space in found if space is not None)
-    held = option.state_elements / max(solver.graph.parameter_count, 1)
-    return option.seconds + solver.state_price * dearest_s * held
-
-
-def _tied_placements(solver: _Solver) -> Iterator[Mapping[Slot, Placement]]:
-    groups = solver.groups
-    for combination in itertools.product(*(placements for _, placements in groups)):
-        yield {slot: placement for (group, _), placement in zip(groups, combination, strict=True) for slot in group}
+    def _unpriced(self, body: Body, split: bool) -> Space | None:
+        activations: Activations = "split" if split else "whole"
+        key = (body.name, activations)
+        if key not in self.pruned:
+            candidates = boundary_candidates(self.graph, self.degree)
+            boundaries = [
+                body_boundary(self.graph, body, candidate) for candidate in candidates if (candidate.state == "shard") == split
+            ]
+            boundary = {name: tuple(dict.fromkeys(b[name] for b in boundaries)) for name in boundaries[0]}
+            tied = {name: placements for group, placements in self.groups for owner, name in group if owner == body.name}
+            table, known = self.tables[body.name], self.known
+            self.pruned[key] = prune(
+                build_space(body, self.degree, table, boundary, tied, self.pricing, activations=activations, known=known)
+            )
+        return self.pruned[key]

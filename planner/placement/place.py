@@ -11,7 +11,7 @@ from planner.placement.model import cheapest_picks
 from planner.placement.pricing import Pricing
 from planner.placement.reduce import contract, prune
 from planner.placement.seconds import body_seconds
-from planner.placement.space import Activations, Space, StrategyTable, build_space, item_index, output_vertex
+from planner.placement.space import Activations, StrategyTable, build_space, item_index, output_vertex
 from planner.placement.table import Rules, strategy_table
 
 
@@ -57,16 +57,16 @@ def place_body(
     pruned = prune(space)
     if pruned is None:
         return None
-    return solve_space(body, contract(pruned) if contracted else pruned, table)
+    picks = cheapest_picks(contract(pruned) if contracted else pruned)
+    return None if picks is None else placed_body(body, degree, picks, table, pricing)
 
 
-def solve_space(body: Body, space: Space, table: StrategyTable) -> PlacedBody | None:
-    """Solve a space and read the placement off its picks."""
-    picks = cheapest_picks(space)
-    if picks is None:
-        return None
-    placement = _placement(body, space.degree, picks, table)
-    return PlacedBody(placement, body_seconds(body, placement, space.pricing))
+def placed_body(
+    body: Body, degree: int, picks: Mapping[str, OpStrategy | Placement], table: StrategyTable, pricing: Pricing
+) -> PlacedBody:
+    """Read the placement off what a space's vertices pick."""
+    placement = _placement(body, degree, picks, table)
+    return PlacedBody(placement, body_seconds(body, placement, pricing))
 
 
 def whole_placement(body: Body) -> BodyPlacement:

@@ -87,6 +87,30 @@ def chain(layers: int, *, tied: bool) -> ModelGraph:
     )
 
 
+def shared_stacks(layers: int) -> ModelGraph:
+    """Two blocks of different kinds, each so many layers, that share all parameters."""
+    bodies = _stack("Once", layers), _stack("Again", layers)
+    shared = bodies[0].parameters
+    blocks = tuple(
+        Block(f"b{at}", body.name, (f"h{at}",), (f"h{at + 1}",), tuple((p.name, p.name) for p in shared), ())
+        for at, body in enumerate(bodies)
+    )
+    return ModelGraph(
+        "stacks", (), tuple(Parameter(p.name, p.type, ()) for p in shared), (), Body("Context", (), (), (), (), ()),
+        bodies, blocks, "h2", "weight", "float32", SEQUENCE,
+    )
+
+
+def _stack(name: str, layers: int) -> Body:
+    one, nodes, parameters = layer(), list[Node](), list[BodyValue]()
+    for at in range(layers):
+        renamed = {value.name: f"{value.name}_{at}" for value in (*one.nodes, *one.parameters)}
+        renamed["x"] = f"n4_{at - 1}" if at else "x"
+        nodes += [_node(renamed[node.name], node.op, node.type, *map(renamed.__getitem__, node.operands)) for node in one.nodes]
+        parameters += [BodyValue(renamed[p.name], p.type, True) for p in one.parameters]
+    return Body(name, one.inputs, tuple(parameters), (), tuple(nodes), (nodes[-1].name,))
+
+
 def table(body: Body, degree: int) -> Mapping[str, Sequence[OpStrategy]]:
     """Strategies of a body's nodes."""
     return {node.name: _strategies(node, body.types, degree) for node in body.nodes}

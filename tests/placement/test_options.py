@@ -6,11 +6,11 @@ import pytest
 
 from planner.ir.errors import InternalError, PlanFileError
 from planner.ir.graph import Body, ModelGraph
-from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, shard
+from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, shard
 from planner.placement import Option, place_body, place_graph
 from planner.placement.complete import complete
 from planner.placement.ledger import collectives
-from planner.placement.options import tied_slots
+from planner.placement.options import body_boundary, tied_slots
 from planner.placement.space import DIVIDED_STATE
 from planner.placement.verify import verify
 from tests.placement import dense
@@ -57,6 +57,34 @@ def test_tied_parameters_lie_alike_in_all_their_bodies() -> None:
     assert tied_slots(dense.chain(2, tied=False)) == ()
     for option in place_graph(graph, 4, dense.DensePricing(4), rules=dense.table):
         assert option.placements["First"].parameters == option.placements["Last"].parameters
+
+
+@pytest.mark.parametrize("boundary", [REPLICATE, shard(1)])
+def test_one_problem_finds_the_best_combination_of_tied_placements(boundary: Placement) -> None:
+    graph, pricing, split = dense.chain(2, tied=True), dense.DensePricing(2), boundary.state == "shard"
+    alone = []
+    for tied in (REPLICATE, SHARED, shard(0), shard(1)):
+        placed = [
+            place_body(
+                body, 2, body_boundary(graph, body, boundary), {"w": tied} if body.name != "Layer" else {}, pricing,
+                rules=dense.table, activations="split" if split else "whole",
+            )
+            for body in graph.bodies
+        ]
+        if None not in placed:
+            alone.append(sum(each.seconds * (2 if at == 1 else 1) for at, each in enumerate(placed) if each is not None))
+    found = place_graph(graph, 2, pricing, rules=dense.table, split=split, prices=(0.0,))
+    assert len(alone) > 1 and found[0].seconds == pytest.approx(min(alone), rel=1e-9)
+
+
+def test_bodies_that_share_many_parameters_are_placed_as_well_as_alone() -> None:
+    graph, pricing = dense.shared_stacks(5), dense.DensePricing(2)
+    assert len(tied_slots(graph)) == 15
+    best = place_graph(graph, 2, pricing, rules=dense.table, split=False, prices=(0.0,))[0]
+    one, other = (best.placements[name] for name in ("Once", "Again"))
+    assert one.parameters == other.parameters
+    alone = place_body(graph.body_of["Once"], 2, {}, {}, pricing, rules=dense.table, activations="whole")
+    assert alone is not None and best.seconds <= 2 * alone.seconds * (1 + 1e-9)
 
 
 def test_every_option_is_legal_and_costs_what_its_blocks_cost() -> None:
