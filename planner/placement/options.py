@@ -31,12 +31,14 @@ from planner.placement.space import (
     build_space,
     output_vertex,
     splittable,
-    with_state_price,
+    with_parameter_prices,
 )
 from planner.placement.table import Rules, remembered, strategy_table
 
 WORTH = 1.05
 """A slower option has to hold fewer parameters by this factor to be worth keeping."""
+GAIN = 5e-4
+"""An option that is slower with one micro-batch a step has to be quicker by this part with very many to be worth keeping."""
 
 STATE_PRICES = (DIVIDED_STATE, 0.0)
 """Divided parameters, and time alone."""
@@ -51,13 +53,20 @@ Owned = Mapping[tuple[str, int], int]
 @dataclass(frozen=True)
 class Option:
     """A placement of every body. ``seconds``: forward and backward of one micro-batch over the whole chain, on ranks
-    that hold all of it. ``boundary`` is how the chain's activation lies between blocks; ``state_elements`` what one
-    tensor rank (that with most) holds of the model's parameters."""
+    that hold all of it; ``once_s``: the part of it that is done once a step, however many micro-batches it has.
+    ``boundary`` is how the chain's activation lies between blocks; ``state_elements`` what one tensor rank (that with
+    most) holds of the model's parameters."""
 
     boundary: Placement
     placements: Mapping[str, BodyPlacement]
     seconds: float
+    once_s: float
     state_elements: int
+
+    @property
+    def each_s(self) -> float:
+        """What every micro-batch takes, of very many."""
+        return self.seconds - self.once_s
 
     @property
     def sequence_parallel(self) -> bool:
@@ -69,7 +78,8 @@ def place_graph(
     graph: ModelGraph, degree: int, pricing: Pricing, *, rules: Rules = strategy_table, split: bool | None = None,
     prices: Sequence[float] = STATE_PRICES,
 ) -> tuple[Option, ...]:
-    """The options that no other beats in seconds, parameters held and activations kept between blocks, fastest first.
+    """The options that no other beats in seconds (with one micro-batch a step, of which ``pricing`` is, or with very many),
+    parameters held and activations kept between blocks, fastest first.
 
     Every boundary is solved for time alone and with divided parameters. Activations are compared by whether the
     boundary is whole or split (a split one keeps a ``degree``-th of the bytes). Inside the blocks activations stay as the
@@ -80,7 +90,7 @@ def place_graph(
     if degree == 1:
         placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
         whole = {name: p for name, p in placed.items() if p is not None}
-        return (_option(graph, REPLICATE, whole, owned_parameters(graph)),)
+        return (_option(graph, REPLICATE, whole, owned_parameters(graph), pricing),)
     rules, known = remembered(rules), Known()
     pruned: dict[tuple[str, Activations], Space | None] = {}
     options = [
@@ -88,21 +98,23 @@ def place_graph(
         for solver in (_Solver(graph, degree, pricing, rules, price, known, pruned) for price in prices)
         for boundary in boundary_candidates(graph, degree)
         if split in (None, boundary.state == "shard")
-        if (option := solver.best(boundary)) is not None
+        for option in _best_options(solver, boundary)
     ]
     return _undominated(options)
 
 
 def _undominated(options: list[Option]) -> tuple[Option, ...]:
     kept: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.seconds, option.state_elements)):
-        if not any(
-            other.sequence_parallel == option.sequence_parallel
-            and other.state_elements <= WORTH * option.state_elements
-            for other in kept
-        ):
+    for option in sorted(options, key=lambda option: (option.seconds, option.each_s, option.state_elements)):
+        if not any(_beats(other, option) for other in kept):
             kept.append(option)
     return tuple(kept)
+
+
+def _beats(quicker: Option, option: Option) -> bool:
+    """Whether an option that is quicker with one micro-batch a step is as good with any number."""
+    alike = quicker.sequence_parallel == option.sequence_parallel
+    return alike and quicker.each_s <= option.each_s * (1 + GAIN) and quicker.state_elements <= WORTH * option.state_elements
 
 
 def boundary_candidates(graph: ModelGraph, degree: int) -> tuple[Placement, ...]:
@@ -138,15 +150,22 @@ def tied_slots(graph: ModelGraph) -> tuple[frozenset[Slot], ...]:
     return tuple(frozenset(group) for group in nx.connected_components(ties) if len(group) > 1)
 
 
-def _option(graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], owned: Owned) -> Option:
+def _option(
+    graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], owned: Owned, pricing: Pricing
+) -> Option:
     repeats = Counter(block.body for block in graph.blocks)
     seconds = sum(count * placed[name].seconds for name, count in repeats.items())
+    once_s = sum(
+        count * pricing.parameter_seconds(parameter.type, lies)
+        for name, count in repeats.items()
+        for parameter, lies in zip(graph.body_of[name].parameters, placed[name].placement.parameters, strict=True)
+    )
     held = 0
     for (name, at), count in owned.items():
         each = placed[name].placement
         type_ = graph.body_of[name].parameters[at].type
         held += count * local_type(type_, each.parameters[at], each.degree).elements()
-    return Option(boundary, {name: each.placement for name, each in placed.items()}, seconds, held)
+    return Option(boundary, {name: each.placement for name, each in placed.items()}, seconds, once_s, held)
 
 
 def owned_parameters(graph: ModelGraph) -> Owned:
@@ -200,25 +219,39 @@ class _Solver:
             nx.add_path(ties, sorted({owner for owner, _ in group}))
         return tuple(tuple(self.graph.body_of[name] for name in sorted(names)) for names in nx.connected_components(ties))
 
-    def best(self, boundary: Placement) -> Option | None:
-        """The cheapest way to place all bodies under one boundary."""
+    def best(self, boundary: Placement, share: float) -> Option | None:
+        """The cheapest way to place all bodies where a micro-batch has this share of what is done once a step."""
         placed: dict[str, PlacedBody] = {}
         for bodies in self.joined:
-            found = self._solve(bodies, boundary)
+            found = self.solve(bodies, boundary, share if self._tied(bodies) else 1.0)
             if found is None:
                 return None
             placed |= found
-        return _option(self.graph, boundary, placed, self.owned)
+        return _option(self.graph, boundary, placed, self.owned, self.pricing)
+
+    def _tied(self, bodies: tuple[Body, ...]) -> bool:
+        return any(owner == body.name for group, _ in self.groups for owner, _ in group for body in bodies)
 
     @cached_property
     def owned(self) -> Owned:
         """See :func:`owned_parameters`."""
         return owned_parameters(self.graph)
 
-    def _solve(self, bodies: tuple[Body, ...], boundary: Placement) -> dict[str, PlacedBody] | None:
+    @cached_property
+    def _solved(self) -> dict[tuple[str, Placement, float], dict[str, PlacedBody] | None]:
+        return {}
+
+    def solve(self, bodies: tuple[Body, ...], boundary: Placement, share: float) -> dict[str, PlacedBody] | None:
+        """The cheapest placement of bodies that share parameters."""
+        key = (bodies[0].name, boundary, share)
+        if key not in self._solved:
+            self._solved[key] = self._solve(bodies, boundary, share)
+        return self._solved[key]
+
+    def _solve(self, bodies: tuple[Body, ...], boundary: Placement, share: float) -> dict[str, PlacedBody] | None:
         """Bodies that share parameters at once: every combination of placements of these is in one problem, however many they
         are."""
-        spaces = [self._space(body, boundary) for body in bodies]
+        spaces = [self._space(body, boundary, share) for body in bodies]
         if None in spaces:
             return None
         number, repeats = {body.name: at for at, body in enumerate(bodies)}, Counter(block.body for block in self.graph.blocks)
@@ -235,9 +268,9 @@ class _Solver:
             body.name: placed_body(body, self.degree, own, self.tables[body.name], self.pricing) for body, own in pairs
         }
 
-    def _space(self, body: Body, boundary: Placement) -> Space | None:
+    def _space(self, body: Body, boundary: Placement, share: float) -> Space | None:
         """The reduced space of a body under one boundary, open in its tied parameters."""
-        space = self._priced(body, boundary.state == "shard")
+        space = self._priced(body, boundary.state == "shard", share)
         if space is None:
             return None
         limits = dict(body_boundary(self.graph, body, boundary))
@@ -245,17 +278,17 @@ class _Solver:
         pruned = prune(space.restricted(limits))
         return None if pruned is None else contract(pruned)
 
-    def _priced(self, body: Body, split: bool) -> Space | None:
+    def _priced(self, body: Body, split: bool, share: float) -> Space | None:
         """The reduced space of a body under all whole or all split boundaries."""
-        key = (body.name, split)
+        key = (body.name, split, share)
         if key not in self._spaces:
             pruned = self._unpriced(body, split)
-            priced = None if pruned is None else with_state_price(pruned, body, self.state_price)
+            priced = None if pruned is None else with_parameter_prices(pruned, body, self.state_price, share)
             self._spaces[key] = None if priced is None else contract(priced)
         return self._spaces[key]
 
     @cached_property
-    def _spaces(self) -> dict[tuple[str, bool], Space | None]:
+    def _spaces(self) -> dict[tuple[str, bool, float], Space | None]:
         return {}
 
     def _unpriced(self, body: Body, split: bool) -> Space | None:
@@ -273,3 +306,16 @@ class _Solver:
                 build_space(body, self.degree, table, boundary, tied, self.pricing, activations=activations, known=known)
             )
         return self.pruned[key]
+
+
+def _best_options(solver: _Solver, boundary: Placement) -> list[Option]:
+    """The cheapest for one micro-batch a step, for very many, and where these two are as quick: a sum of gradients once a step
+    is worth more, the more micro-batches there are. Only bodies with tied parameters differ, which makes single blocks (the
+    two ends) of most chains, so that they hardly cost the search anything."""
+    few, many = solver.best(boundary, 1.0), solver.best(boundary, 0.0)
+    if few is None or many is None:
+        return []
+    more_once_s = many.once_s - few.once_s
+    share = (few.each_s - many.each_s) / more_once_s if more_once_s else 0.0
+    between = solver.best(boundary, share) if 0 < share < 1 else None
+    return [few, many] if between is None else [few, many, between]

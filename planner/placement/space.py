@@ -267,22 +267,25 @@ def build_space(
     undecided = {v.name for v in body.inputs} | {output_vertex(at) for at in range(len(body.outputs))} | set(parameters)
     pinned = frozenset(v.name for v in vertices if v.name in undecided and len(v.choices) > 1)
     space = Space(degree, values, tuple(vertices), pinned, pricing, unit_s, activations, known=known)
-    return with_state_price(space, body, state_price)
+    return with_parameter_prices(space, body, state_price)
 
 
-def with_state_price(space: Space, body: Body, state_price: float) -> Space:
-    """The same space where parameters cost what they hold as well."""
+def with_parameter_prices(space: Space, body: Body, state_price: float, share: float = 1.0) -> Space:
+    """The same space where parameters cost what they hold as well, and this ``share`` of what they cost once a step."""
     types = {parameter.name: parameter.type for parameter in body.parameters}
     matrices = sum(type_.elements() for type_ in types.values() if type_.rank > 1)
-    if not state_price or not matrices:
+    each = state_price * UNITS / matrices if matrices else 0.0
+    if not each and share == 1:
         return space
-    each = state_price * UNITS / matrices
-    placements = space.known.placements
+
+    def priced(name: str, choice: Choice) -> Choice:
+        placement = space.known.placements[choice.writes[0]]
+        less = (1 - share) * space.pricing.parameter_seconds(types[name], placement) / space.unit_s
+        return replace(choice, price=choice.price - less + each * _held(types[name], placement, space.degree))
+
     return space.with_vertices([
-        replace(vertex, choices=tuple(
-            replace(choice, price=choice.price + each * _held(types[vertex.name], placements[choice.writes[0]], space.degree))
-            for choice in vertex.choices
-        )) if vertex.name in types else vertex
+        replace(vertex, choices=tuple(priced(vertex.name, choice) for choice in vertex.choices))
+        if vertex.name in types else vertex
         for vertex in space.vertices
     ])
 

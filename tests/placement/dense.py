@@ -154,10 +154,12 @@ def _every(name: str, node: Node, placement: Placement) -> OpStrategy:
 
 @dataclass(frozen=True)
 class DensePricing:
-    """1e12 FLOP/s, 1e11 B/s of memory, a wire of 1e10 B/s and 1 us a collective, batch 8. Views are free."""
+    """1e12 FLOP/s, 1e11 B/s of memory, a wire of 1e10 B/s and 1 us a collective, batch 8, eight micro-batches a step. Views
+    are free."""
 
     degree: int
     batch: int = 8
+    accumulation: int = 8
     wire: float = 1e10
     latency_s: float = 1e-6
 
@@ -191,8 +193,8 @@ class DensePricing:
         return forward, backward
 
     def parameter_seconds(self, whole: TensorType, placement: Placement) -> float:
-        """The sum over eight micro-batches."""
-        return 2 * whole.size_bytes() / self.wire / 8 if placement.state == "shared" else 0.0
+        """A sum once a step."""
+        return 2 * whole.size_bytes() / self.wire / self.accumulation if placement.state == "shared" else 0.0
 
     def _seconds(self, passed: Sequence[Transfer], scale: int) -> float:
         factor = {"all_reduce": 2 / self.degree, "reduce_scatter": 1 / self.degree, "all_to_all": 1 / self.degree}

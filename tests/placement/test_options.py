@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from planner.ir.errors import InternalError, PlanFileError
@@ -10,7 +12,8 @@ from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, sh
 from planner.placement import Option, place_body, place_graph
 from planner.placement.complete import complete
 from planner.placement.ledger import collectives
-from planner.placement.options import body_boundary, tied_slots
+from planner.placement.options import GAIN, body_boundary, tied_slots
+from planner.placement.seconds import body_seconds
 from planner.placement.space import DIVIDED_STATE
 from planner.placement.verify import verify
 from tests.placement import dense
@@ -75,6 +78,29 @@ def test_one_problem_finds_the_best_combination_of_tied_placements(boundary: Pla
             alone.append(sum(each.seconds * (2 if at == 1 else 1) for at, each in enumerate(placed) if each is not None))
     found = place_graph(graph, 2, pricing, rules=dense.table, split=split, prices=(0.0,))
     assert len(alone) > 1 and found[0].seconds == pytest.approx(min(alone), rel=1e-9)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_tied_parameters_have_their_best_placement_for_every_number_of_micro_batches(split: bool) -> None:
+    graph, boundary = dense.chain(2, tied=True), shard(1) if split else REPLICATE
+    ends = [graph.body_of[name] for name in ("First", "Last")]
+    found = place_graph(graph, 4, dense.DensePricing(4, batch=1, accumulation=1), rules=dense.table, split=split)
+    quickest = set()
+    for accumulation in (1, 2, 4, 8, 1000):
+        pricing = dense.DensePricing(4, batch=1, accumulation=accumulation)
+        seconds = [sum(body_seconds(body, each.placements[body.name], pricing) for body in ends) for each in found]
+        quickest.add(found[seconds.index(min(seconds))].placements["Last"].parameters)
+        for tied in (REPLICATE, SHARED, shard(0), shard(1)):
+            placed = [
+                place_body(
+                    body, 4, body_boundary(graph, body, boundary), {"w": tied}, pricing,
+                    rules=dense.table, activations="split" if split else "whole",
+                )
+                for body in ends
+            ]
+            best = sum(math.inf if each is None else each.seconds for each in placed)
+            assert min(seconds) <= best * (1 + GAIN), f"{tied} is quicker with {accumulation} micro-batches"
+    assert len(quickest) > 1 or not split
 
 
 def test_bodies_that_share_many_parameters_are_placed_as_well_as_alone() -> None:
