@@ -1,9 +1,10 @@
 """What an accelerator's kernels keep and make, on fake tensors of the CPU, whose own kernels keep more: norms and dropout as
-one kernel each, attention under dropout by the flash kernel. Extents, dtypes and storages are theirs; values are none.
+one kernel each, attention by the flash kernel, whatever of it is dropped. Extents, dtypes and storages are theirs; values
+are none.
 
 Sources: aten/src/ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (``_fused_rms_norm``: the roots of each row, float32
 of half precisions; ``native_layer_norm``: mean, too), Dropout.cpp (``native_dropout``: a mask of bytes),
-transformers/cuda/sdp_utils.cpp (which kernels know dropout; a seed stands for what they drop).
+transformers/cuda/sdp_utils.cpp (which operands the kernels take; a seed stands for what they drop).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_HEAD, _ALIGNED_BYTES = 256, 16
@@ -105,23 +107,30 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **others: Any
 ) -> Tensor:
-    if dropout_p and _knows_dropout(query, key, value, attn_mask, bool(others.get("enable_gqa"))):
-        dropout_p = 0.0
-    made: Tensor = _OWN["scaled_dot_product_attention"](query, key, value, attn_mask, dropout_p, **others)
-    return made
+    """By the CPU's flash kernel, which keeps what CUDA's fused ones do, where one of these runs; else composed."""
+    own, grouped = _OWN["scaled_dot_product_attention"], bool(others.get("enable_gqa"))
+    if not _fuses(query, key, value, attn_mask, grouped=grouped, causal=bool(others.get("is_causal"))):
+        with sdpa_kernel(SDPBackend.MATH):
+            composed: Tensor = own(query, key, value, attn_mask, dropout_p, **others)
+            return composed
+    fused: Tensor = own(query, key, value, attn_mask, 0.0, **others)
+    return fused
 
 
-def _knows_dropout(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool) -> bool:
-    """Whether a fused kernel runs attention under dropout (and the CPU's flash kernel without)."""
+def _fuses(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, grouped: bool, causal: bool) -> bool:
+    """Whether the flash kernel or the memory-efficient one runs attention."""
     head = query.shape[-1]
-    alike = query.dim() == key.dim() == 4 and head == key.shape[-1] == value.shape[-1]
-    alike &= grouped or query.shape[:2] == key.shape[:2] == value.shape[:2]
+    alike = query.dim() == key.dim() == value.dim() == 4 and head == key.shape[-1] == value.shape[-1]
+    alike &= query.shape[0] == key.shape[0] == value.shape[0] and all(x.stride(-1) == 1 for x in (query, key, value))
     if not alike or (mask is not None and mask.requires_grad):
         return False
-    if query.dtype in _HALF and mask is None and head <= _FLASH_HEAD:
+    heads, *others = (operand.shape[1] for operand in (query, key, value))
+    square = not causal or query.shape[-2] == key.shape[-2]
+    divides = len({*others}) == 1 and (heads % others[0] == 0 if grouped else heads == others[0])
+    if query.dtype in _HALF and mask is None and head <= _FLASH_HEAD and square and divides:
         return True
-    aligned = head * query.element_size() % _ALIGNED_BYTES == 0
-    return query.dtype in (*_HALF, torch.float32) and aligned and not grouped
+    aligned = head * query.element_size() % _ALIGNED_BYTES == 0 and (mask is None or mask.stride(-1) == 1)
+    return query.dtype in (*_HALF, torch.float32) and aligned and [heads, heads] == others
 
 
 _KERNELS: Mapping[str, Callable[..., Tensor]] = {

@@ -8,7 +8,7 @@ from math import prod
 from planner.costing.local import Step
 from planner.costing.tape import PASS, Tape
 from planner.ir.types import DTYPE_BYTES, HALF
-from planner.ops.layout import Layout
+from planner.ops.layout import Layout, computed
 from planner.ops.saved import folds
 
 
@@ -38,11 +38,13 @@ class ComposedAttention:
             key, value = self._repeated(key, self.key), self._repeated(value, self.value)
         mask = self._mask()
         key = self._scaled(key, self.key, repeated=repeats)
-        weights = self._weights(self._folded(query, self.query), self._folded(key, self.key, repeated=repeats), mask)
+        lying = self._folded(query, computed(self.query)), self._folded(key, computed(self.key), repeated=repeats)
+        weights = self._weights(*lying, mask)
         weights = self._dropped(weights)
         if self.query.dtype in HALF:
             self.held.append(self._make("narrow", self.scores // 2, weights))  # The weights are a result too.
-        self._result(weights, self._folded(value, self.value, repeated=repeats))
+        lies = computed(self.value) if self.value.dtype in HALF else self.value
+        self._result(weights, self._folded(value, lies, repeated=repeats))
 
     def _bytes(self, layout: Layout, *, whole: bool = False) -> int:
         """Of an operand as it is computed with; ``whole``: with as many heads as the query has."""

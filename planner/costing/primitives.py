@@ -22,11 +22,12 @@ from planner.costing.softmax import SOFTMAXES, split_softmax
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
 from planner.ir.placement import Placement
 from planner.ir.types import DTYPE_BYTES, HALF
+from planner.ops.attention import fused_attention
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, POINTWISE, RECURRENT, RESHAPES, VIEW_FAMILY
 from planner.ops.fourier import FOURIER, forward_bytes, gradient_storage, turns_gradient
-from planner.ops.layout import Layout, fused_attention
+from planner.ops.layout import Layout
 from planner.ops.results import PATCHES
 from planner.ops.temporaries import all_gates, stepping_bytes, temporaries
 

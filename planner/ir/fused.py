@@ -4,9 +4,8 @@
   dtype, real numbers) keeps its operands and the reciprocal root of each row;
 - ``layer_norm`` keeps mean and reciprocal deviation of each row in float32 of half precisions, too (layer_norm_kernel.cu);
 - ``dropout`` (Dropout.cpp, ``is_fused_kernel_acceptable``: ``native_dropout``) keeps a mask of a byte an element;
-- attention under dropout (transformers/cuda/sdp_utils.cpp) keeps a seed, not the weights that it dropped: the flash kernel in
-  half precision without a mask, heads of 256 at most; the memory-efficient one where keys have as many heads as queries, each
-  of a multiple of 16 bytes.
+- attention has other kernels (transformers/cuda/sdp_utils.cpp), which take other operands and keep a seed of what dropout
+  drops, not the weights. Which one runs depends on how the operands lie (:mod:`planner.ops.attention`).
 
 Such a node's overload is ``fused``. Nothing else of the graph is another: names, operands, types.
 """
@@ -17,14 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.ir.types import DTYPE_BYTES, HALF
-
 if TYPE_CHECKING:
     from planner.ir.graph import Node
     from planner.ir.types import TensorType
 
 FUSED = "fused"
-FLASH_HEAD, ALIGNED_BYTES = 256, 16
 
 
 def with_fused(nodes: Sequence[Node], types: Mapping[str, TensorType]) -> tuple[Node, ...]:
@@ -45,17 +41,8 @@ def _drops(node: Node, _: Sequence[TensorType]) -> bool:
     return isinstance(share, float) and 0 < share < 1
 
 
-def _attends(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether there is dropout, and a kernel that knows it."""
-    arguments = dict(node.arguments)
-    query, masked = operands[0], len(operands) > 3
-    head = query.shape[-1]
-    if not arguments.get("dropout_p") or not isinstance(head, int):
-        return False
-    if query.dtype in HALF and not masked and head <= FLASH_HEAD:
-        return True
-    aligned = head * DTYPE_BYTES[query.dtype] % ALIGNED_BYTES == 0
-    return query.dtype in (*HALF, "float32") and aligned and not arguments.get("enable_gqa")
+def _always(_: Node, __: Sequence[TensorType]) -> bool:
+    return True
 
 
-_CONDITIONS = {"dropout": _drops, "layer_norm": _real, "rms_norm": _real, "scaled_dot_product_attention": _attends}
+_CONDITIONS = {"dropout": _drops, "layer_norm": _real, "rms_norm": _real, "scaled_dot_product_attention": _always}

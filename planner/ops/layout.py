@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.ir.graph import Node
 from planner.ir.types import DTYPE_BYTES, TensorType
 
 
@@ -101,17 +100,6 @@ def reshaped(layout: Layout, sizes: Sequence[int]) -> Layout | None:
     return Layout(tuple(sizes), tuple(strides), layout.dtype)
 
 
-def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable: bool = False) -> bool:
-    """Whether torch runs attention by a flash kernel (aten/src/ATen/native/transformers/attention.cpp and sdp_utils_cpp.cpp):
-    four dims, one head size, as many heads (or ``enable_gqa``), no gradient to a mask; on CPU no dropout."""
-    query, key, value = operands[:3]
-    arguments = dict(node.arguments)
-    dropout = arguments.get("dropout_p", 0.0)
-    same = len(query.sizes) == len(key.sizes) == 4 and query.sizes[-1] == key.sizes[-1] == value.sizes[-1]
-    heads = bool(arguments.get("enable_gqa")) or query.sizes[:2] == key.sizes[:2] == value.sizes[:2]
-    return same and heads and (node.fused or not dropout) and not mask_differentiable
-
-
 def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> Layout:
     """What a pointwise operation makes of its operands: dense, in their common order of dims."""
     aligned = [broadcast_strides(operand, sizes) for operand in operands if operand.sizes]
@@ -126,6 +114,11 @@ def inherited(operands: Sequence[Layout], sizes: Sequence[int], dtype: str) -> L
             elif comparison < 0:
                 break
     return Layout(tuple(sizes), _ordered(sizes, order), dtype)
+
+
+def computed(operand: Layout) -> Layout:
+    """What a pointwise operation makes of one value."""
+    return inherited((operand,), operand.sizes, operand.dtype)
 
 
 def channels_last(layout: Layout) -> bool:

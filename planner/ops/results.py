@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.ir.graph import Node
 from planner.ir.types import TensorType
+from planner.ops.attention import fused_attention
 from planner.ops.einsums import batched_product
 from planner.ops.families import CONVOLUTIONS, POINTWISE, RESHAPES, TRANSPOSED_CONVOLUTIONS, VIEWS
 from planner.ops.fourier import FOURIER, transformed
@@ -14,7 +15,6 @@ from planner.ops.layout import (
     broadcast_strides,
     channels_last,
     fresh,
-    fused_attention,
     inherited,
     reshaped,
     row_major,

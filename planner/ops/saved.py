@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from planner.ir.graph import Node
 from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES, HALF
+from planner.ops.attention import fused_attention
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
 from planner.ops.families import (
@@ -28,7 +29,7 @@ from planner.ops.families import (
     VIEW_FAMILY,
 )
 from planner.ops.fourier import FOURIER, kept_copy
-from planner.ops.layout import Layout, broadcast_sizes, fused_attention, reshaped
+from planner.ops.layout import Layout, broadcast_sizes, computed, reshaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,8 @@ def _attention(call: Call) -> Saved:
     scores = math.prod(lead) * query.sizes[-2] * key.sizes[-2] * item
     repeats = bool(call.arguments.get("enable_gqa")) and key.sizes[:-2] != lead
     extra = query.size_bytes // DTYPE_BYTES[query.dtype] * item + scores * (3 if call.arguments.get("dropout_p", 0.0) else 1)
-    extra += product_elements(key, lead, repeats) * item
+    extra += product_elements(computed(key), lead, repeats) * item
+    value = computed(value) if query.dtype in HALF else value
     kept = query.dtype not in HALF and not repeats and folds(value, lead)
     return Saved((2,) if kept else (), (), extra + (0 if kept else product_elements(value, lead, repeats) * item))
 

@@ -207,7 +207,8 @@ def test_an_accelerators_kernels(server: Server, model: str, precision: str, row
     source = load_model(f"{ROOT / 'examples' / model}.py:{model}", settings, None)
     graph = trace_model(source, sequence=64, dtype=DTYPES[precision])
     assert {node.base for body in graph.on_accelerator.bodies for node in body.nodes if node.fused} == (
-        {"layer_norm", "dropout", "scaled_dot_product_attention"} if model == "gpt" else {"rms_norm"}
+        {"layer_norm", "dropout", "scaled_dot_product_attention"} if model == "gpt"
+        else {"rms_norm", "scaled_dot_product_attention"}
     )
     placements = divided(graph, row) if row.tensor > 1 else None
     compare(server, graph, precision, row, tmp_path, placements, kernels="cuda")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from planner.costing.activations import saved_bytes
@@ -54,6 +56,43 @@ def test_attention_under_a_learned_mask(mask: Shape, dtype: str) -> None:
     arguments: Arguments = (*((name, Ref(name)) for name in inputs), ("dropout_p", 0.0), ("is_causal", False))
     body = body_of("scaled_dot_product_attention", arguments, inputs, heads, dtype)
     assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("turned", ["q", "k", "v", "qk", "qkv"])
+def test_attention_over_heads_that_do_not_lie_side_by_side(turned: str, causal: bool, dtype: str) -> None:
+    """The flash kernel takes none, so torch composes it."""
+    values = [BodyValue(name, TensorType((2, 4, 8, 16) if name in turned else (2, 4, 16, 8), dtype), True) for name in "qkv"]
+    nodes = [_turned(name, name, (2, 4, 16, 8), dtype) for name in turned]
+    names = [f"{name}t" if name in turned else name for name in "qkv"]
+    body = Body("Case", tuple(values), (), (), (*nodes, _attended(names, causal, dtype)), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_attention_over_pixels(dtype: str) -> None:
+    """Query, key and value of one convolution, heads before pixels: what is scaled is made anew, and lies closer."""
+    whole, head = BodyValue("x", TensorType((2, 3, 4, 8, 16), dtype), True), TensorType((2, 4, 16, 8), dtype)
+    parts = Node("u", "unbind.int", (("self", Ref("xt")), ("dim", 1)), (head,) * 3, differentiable=True)
+    picked = [Node(name, "getitem", (("input", Ref("u")), ("index", at)), (head,), differentiable=True)
+              for at, name in enumerate("qkv")]
+    nodes = (_turned("x", "x", (2, 3, 4, 16, 8), dtype), parts, *picked, _attended("qkv", False, dtype))
+    body = Body("Case", (whole,), (), (), nodes, ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
+def _turned(name: str, value: str, sizes: Shape, dtype: str) -> Node:
+    arguments: Arguments = (("self", Ref(value)), ("dim0", -2), ("dim1", -1))
+    return Node(f"{name}t", "transpose.int", arguments, (TensorType(sizes, dtype),), differentiable=True)
+
+
+def _attended(names: Sequence[str], causal: bool, dtype: str) -> Node:
+    operands = zip(("query", "key", "value"), map(Ref, names), strict=True)
+    arguments: Arguments = (*operands, ("attn_mask", None), ("dropout_p", 0.0), ("is_causal", causal))
+    return Node("out", "scaled_dot_product_attention", arguments, (TensorType((2, 4, 16, 8), dtype),), differentiable=True)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, 1), (1, 0.5)])
