@@ -113,6 +113,8 @@ def _attention(
         with sdpa_kernel(SDPBackend.MATH):
             composed: Tensor = own(query, key, value, attn_mask, dropout_p, **others)
             return composed
+    if attn_mask is not None and attn_mask.dim() == 3:  # The CPU's takes two dims or four.
+        attn_mask = attn_mask.unsqueeze(0)
     fused: Tensor = own(query, key, value, attn_mask, 0.0, **others)
     return fused
 

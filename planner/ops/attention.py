@@ -27,7 +27,7 @@ def fused_attention(node: Node, operands: Sequence[Layout], mask_differentiable:
         return False
     if node.fused:
         return _flash(node, operands) or _memory_efficient(operands)
-    return not dict(node.arguments).get("dropout_p") and _heads(node, operands)
+    return not dict(node.arguments).get("dropout_p") and _heads(node, operands) and _masks(operands)
 
 
 def _flash(node: Node, operands: Sequence[Layout]) -> bool:
@@ -50,3 +50,14 @@ def _heads(node: Node, operands: Sequence[Layout]) -> bool:
     """``check_batch_size_and_num_heads_dense``."""
     query, key, value = (operand.sizes[1] for operand in operands[:3])
     return key == value and (query % key == 0 if dict(node.arguments).get("enable_gqa") else query == key)
+
+
+def _masks(operands: Sequence[Layout]) -> bool:
+    """``check_attn_mask_shape``: two dims, or four; each as those of the scores, or one."""
+    query, key = operands[:2]
+    scores = (*query.sizes[:-1], key.sizes[-2])
+    return all(
+        len(mask.sizes) in (2, 4)
+        and all(size in (1, whole) for size, whole in zip(reversed(mask.sizes), reversed(scores), strict=False))
+        for mask in operands[3:]
+    )

@@ -64,6 +64,8 @@ CALLS = [
     Call(head=264), Call(head=260), Call(head=6, dropout=0.1),
     Call(mask=(16, 16)), Call(mask=(16, 16), head=6), Call(mask=(1, 1, 16, 16)), Call(mask=(2, 4, 16, 16)),
     Call(mask=(16, 16), mask_stride=2), Call(mask=(1, 16)),
+    Call(mask=(4, 16, 16)), Call(mask=(1, 16, 16)), Call("float32", mask=(4, 16, 16)), Call("float64", mask=(4, 16, 16)),
+    Call(mask=(4, 16, 16), mask_stride=2), Call(mask=(4, 16, 16), dropout=0.1),
 ]
 
 
@@ -90,4 +92,6 @@ def test_what_an_accelerators_kernels_take() -> None:
     }
     assert not [name for name, one in taken.items() if one.said(accelerator=True)]
     assert all(one.said(accelerator=False) for one in taken.values())
+    three = Call(mask=(4, 16, 16))
+    assert three.said(accelerator=True) and not three.said(accelerator=False)
     assert call.said(accelerator=True) and replace(call, dropout=0.1).said(accelerator=True)

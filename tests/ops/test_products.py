@@ -58,6 +58,20 @@ def test_attention_under_a_learned_mask(mask: Shape, dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "bool"])
+@pytest.mark.parametrize("mask", [(4, 8, 8), (1, 8, 8), (4, 8, 1), (8, 8), (2, 1, 8, 8)])
+def test_attention_under_a_mask_of_some_dims(mask: Shape, dtype: str) -> None:
+    """The flash kernel takes two dims or four; under a mask of three torch composes it."""
+    heads = TensorType((2, 4, 8, 16), "float32" if dtype == "bool" else dtype)
+    values = [BodyValue(name, heads, True) for name in ("query", "key", "value")]
+    values.append(BodyValue("attn_mask", TensorType(mask, dtype), False))
+    arguments: Arguments = (*((value.name, Ref(value.name)) for value in values), ("dropout_p", 0.0), ("is_causal", False))
+    node = Node("out", "scaled_dot_product_attention", arguments, (heads,), differentiable=True)
+    body = Body("Case", tuple(values), (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("turned", ["q", "k", "v", "qk", "qkv"])
