@@ -286,7 +286,7 @@ def _einsum(tape: Tape, step: Step) -> None:
     for at, (value, fold) in enumerate(zip(step.operands, (found.left, found.right), strict=True)):
         size, folded = tape.bytes_of(value), tape.name(f"fold {at}")
         need = tape.gradient(value, size)
-        handed = PART if not fold.in_order else PASS if tape.local.layouts[value].in_order else TURNED
+        handed = PASS if fold.in_order and tape.local.layouts[value].in_order else TURNED
         tape.add([(value, None if need is None else handed)], [(folded, None if fold.view else size)])
         reads.append((folded, need))
         keeps.append(value if fold.view else folded)

@@ -88,6 +88,9 @@ CASES = [
     ("reading", "fp64", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("reading", "fp32", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
     ("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    # A bias waits for the gradient as it comes, turned by the product that follows, and the product before for a copy.
+    ("soft_experts", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    ("soft_experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="interleaved-zero-bubble")),
     ("twice", "fp64", Row(data=2, zero=3, accumulation=2, recompute="selective")),
     ("twice", "fp32", Row(pipeline=2, accumulation=4)),
     # Parameters that are read again further on, in the same block and in a later one.

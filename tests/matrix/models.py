@@ -419,6 +419,26 @@ def experts(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
     return Stacked((Experts(width, 4) for _ in range(layers)), width, vocab)
 
 
+class SoftExperts(nn.Module):
+    """Each token goes through all experts, which have a bias of their own."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, count, bias=False)
+        self.up = nn.Parameter(torch.randn(count, width, 2 * width) / width**0.5)
+        self.bias = nn.Parameter(torch.randn(count, 2 * width))
+        self.down = nn.Parameter(torch.randn(count, 2 * width, width) / width**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(torch.einsum("btd,edh->bteh", x, self.up) + self.bias)
+        made = torch.einsum("bteh,ehd->bted", hidden, self.down)
+        return x + torch.einsum("bted,bte->btd", made, self.router(x).softmax(-1))
+
+
+def soft_experts(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
+    return Stacked((SoftExperts(width, 5) for _ in range(layers)), width, vocab)
+
+
 class Reader(nn.Module):
     """A layer of a decoder: reads what an encoder made."""
 
