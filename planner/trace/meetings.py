@@ -153,8 +153,7 @@ class _Walk:
     def _refuse_pairs(self, node: Node) -> None:
         for type_ in node.types:
             dims = batch_dims(type_)
-            # Each pair once is half of the batch for every sample.
-            if len(dims) > 1 or any(factor(type_, dim) > BATCH // 4 for dim in dims):
+            if len(dims) > 1 or any(self._paired(node, factor(type_, dim)) for dim in dims):
                 raise self._refuse(node, "pairs every sample with every other", ALONE)
         if node.base in READS or node.base in WRITES or self._joins(node):
             return
@@ -163,6 +162,16 @@ class _Walk:
             first, second, *_ = sorted(map(str, known))
             raise self._refuse(node, f"reads samples in two orders, {first} and {second}",
                                "merge dims in one order: both [batch, sequence], or both [sequence, batch]")
+
+    def _paired(self, node: Node, length: int) -> bool:
+        """Whether so many positions a sample must be other samples: each pair once is half of the batch for every sample. A
+        long sample has as many itself, and then they come from an operand that holds them."""
+        if length <= BATCH // 4 or self._joins(node):
+            return False
+        types = [self.type_of(name) for name in node.operands if self.of(name).of_samples]
+        if node.base in ("slice", "narrow", *SPLITS) and any(factor(types[0], dim) > length for dim in batch_dims(types[0])):
+            return False
+        return all(type_.elements() % length for type_ in types)
 
     def _joins(self, node: Node) -> bool:
         """Whether the node joins values along the dim of the samples."""

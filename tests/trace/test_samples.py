@@ -35,8 +35,8 @@ def make():
 SEQ_FIRST = "nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)"
 
 
-def traced(model_file: ModelFile, value: str, has: str = "pass") -> ModelGraph:
-    return trace_model(load_model(model_file(NET.format(value=value, has=has)), {}, None), sequence=8, dtype="float32")
+def traced(model_file: ModelFile, value: str, has: str = "pass", sequence: int = 8) -> ModelGraph:
+    return trace_model(load_model(model_file(NET.format(value=value, has=has)), {}, None), sequence=sequence, dtype="float32")
 
 
 @pytest.mark.parametrize(("value", "said"), [
@@ -159,6 +159,28 @@ def test_samples_as_time_steps(model_file: ModelFile, layer: str) -> None:
 ])
 def test_samples_by_themselves(model_file: ModelFile, value: str, has: str) -> None:
     assert traced(model_file, value, has or "pass").blocks
+
+
+@pytest.mark.parametrize("sequence", [260_000, 1_500_001, 10**9])
+@pytest.mark.parametrize("value", [
+    "x.flatten(0, 1).softmax(-1).view(x.shape)",
+    "x.transpose(0, 1).flatten(0, 1).view(s, b, d).transpose(0, 1)",
+    "torch.cat([x.flatten(0, 1), x.flatten(0, 1)])[:b * s].view(x.shape)",
+])
+def test_samples_as_long_as_pairs_would_be(model_file: ModelFile, value: str, sequence: int) -> None:
+    """Tokens of all samples in one dim are more than the pairs that the traced batch has for every sample."""
+    assert traced(model_file, value, sequence=sequence).blocks
+
+
+@pytest.mark.parametrize("value", [
+    "x * torch.pdist(x.flatten(1)).mean()",
+    "x * x[:, 0].repeat(b, 1).mean()",
+    "x * x.flatten(1)[torch.triu_indices(b, b, 1)[0], :4].mean()",
+    "x * x.flatten(0, 1)[torch.triu_indices(b, b, 1)[0]].mean()",
+])
+def test_long_samples_that_meet(model_file: ModelFile, value: str) -> None:
+    with pytest.raises(ModelError, match="pairs every sample with every other"):
+        traced(model_file, value, sequence=600_000)
 
 
 ROUTED = """
