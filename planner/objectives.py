@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hardware_profiles import Cluster
+from planner.at_peak import at_peak_s
 from planner.clusters import Resize, resized, sizes_up_to
 from planner.constraints import PASSED_OVER, Combination, Condition
 from planner.evaluate import replayed
@@ -148,8 +149,9 @@ def _fewest_devices(
 ) -> Outcome:
     """The fewest devices whose best plan is quick enough: bisection over numbers of devices, then proofs for fewer ones.
 
-    No plan computes faster than the chips' peak, so fewer devices than the model's FLOPs need in that time are excluded at
-    once; a number of devices is excluded by the bound of its own search, or because nothing fits on it.
+    No plan computes faster than the chips' peak, so fewer devices than its FLOPs need in that time are excluded at once
+    (:func:`at_peak_s`: the MFU counts FLOPs that causal attention skips); a number of devices is excluded by the bound of its
+    own search, or because nothing fits on it.
     """
     if objective.max_step_s is None and not request.sequence:
         raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
@@ -157,8 +159,8 @@ def _fewest_devices(
     largest = solver(graph, cluster, request, progress)
     if largest.prediction.step_s > limit_s:
         raise _too_slow(largest, limit_s, cluster)
-    at_peak_s = largest.prediction.mfu * largest.prediction.step_s * cluster.devices
-    sizes = [size for size in sizes_up_to(cluster) if at_peak_s / (size[0] * size[1]) <= limit_s]
+    least_s = at_peak_s(graph, cluster.chip, request.batch)
+    sizes = [size for size in sizes_up_to(cluster) if least_s / (size[0] * size[1]) <= limit_s]
     tried: dict[int, SearchResult | None] = {len(sizes) - 1: largest}
     unproven = set[int]()
 

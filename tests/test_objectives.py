@@ -79,6 +79,17 @@ def test_the_fewest_devices_reach_the_target(tmp_path: Path) -> None:
     assert refused.code == 3 and "on all 4 devices" in refused.error
 
 
+@pytest.mark.slow
+def test_flops_that_causal_attention_skips_exclude_no_devices(tmp_path: Path) -> None:
+    """Of long sequences a step can take less than its model FLOPs at the peak: one device that does is found."""
+    long = (*SMALL[:3], "--set", "hidden=512", "--set", "heads=4", "--seq", 240_000, "--batch", 2, "--time-limit", 10, "--json")
+    one = run("plan", *long, "--cluster", "dgx-h100:1x1", "-o", tmp_path / "one.yaml").json["predicted"]
+    assert one["mfu"] > 1.01
+    target = ("--objective", "devices", "--max-step-s", one["step_s"] * 1.001)
+    report = run("plan", *long, "--cluster", "dgx-h100:1x2", *target, "-o", tmp_path / "plan.yaml").json
+    assert report["objective"]["devices"] == report["objective"]["devices_lower_bound"] == 1
+
+
 @pytest.mark.parametrize(("arguments", "named"), [
     (("--objective", "speed"), "--objective: is 'speed'; one of time, memory, devices"),
     (("--objective", "devices"), "needs one target"),
