@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from hardware_profiles import Cluster
@@ -202,7 +203,12 @@ def _too_slow(result: SearchResult, limit_s: float, cluster: Cluster) -> NoPlanF
         f"no plan was found that takes at most {limit_s:.6g} s a step on all {cluster.devices} devices: the best takes"
         f" {result.prediction.step_s:.6g} s, and none takes less than {result.lower_bound_s:.6g} s"
     )
-    return NoPlanFits("--objective devices", wrong, f"allow {result.prediction.step_s:.6g} s, or give more nodes")
+    return NoPlanFits("--objective devices", wrong, f"allow {_rounded_up(result.prediction.step_s)} s, or give more nodes")
+
+
+def _rounded_up(value: float) -> str:
+    """Six digits, of no less: what is allowed so is allowed."""
+    return f"{float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(value)):.6g}"
 
 
 def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_the_fewest_devices_reach_the_target(tmp_path: Path) -> None:
     assert run("check", path).code == 0
     refused = run(*PLAN, *ON, "--objective", "devices", "--min-tokens-per-s", 1e12, "-o", path)
     assert refused.code == 3 and "on all 4 devices" in refused.error
+
+
+@pytest.mark.slow
+def test_the_step_that_is_to_be_allowed_is_enough(tmp_path: Path) -> None:
+    """It is told with six digits, which are no less than the step."""
+    pins = ("--pin", "pipeline=1", "--pin", "tensor=1", "--pin", "zero=0", "--pin", "recompute=none")
+    job = ("plan", *SMALL, "--batch", 12, *ON, *pins, "-o", tmp_path / "plan.yaml", "--objective", "devices", "--max-step-s")
+    allowed = re.search(r"allow (\S+) s", run(*job, 1e-9).error)
+    assert allowed is not None and run(*job, allowed[1]).code == 0
 
 
 @pytest.mark.slow
