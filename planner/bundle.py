@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml
 from hardware_profiles.files import text_of
+from planner.constraints_kept import broken_limit
+from planner.constraints_text import parse_texts
 from planner.evaluate import evaluate_plan
 from planner.ir.errors import PlanFileError, ProfileError
 from planner.ir.graph import ModelGraph
@@ -128,14 +130,17 @@ def read(path: Path) -> Bundle:
         raise ProfileError(error.where, error.wrong, error.right) from error
     plan, certificate = load(text, str(path), graph, cluster)
     prediction = evaluate_plan(plan, graph, cluster)
-    return Bundle(path, text, plan, graph, cluster, prediction, _covering(certificate, prediction))
+    found = Bundle(path, text, plan, graph, cluster, prediction, certificate)
+    return found if _is_covered(found) else replace(found, certificate=replace(certificate, lower_bound_s=0.0))
 
 
-def _covering(certificate: Certificate, prediction: Prediction) -> Certificate:
-    """The proof, or none where an edit has left the space that was searched: such a plan can beat the bound."""
-    if prediction.step_s < certificate.lower_bound_s * (1 - 1e-6):
-        return replace(certificate, lower_bound_s=0.0)
-    return certificate
+def _is_covered(bundle: Bundle) -> bool:
+    """Whether the proof is about this plan: an edit may have left the space that was searched, by breaking what it was searched
+    under or (other edits may too) as a plan that beats the bound shows."""
+    certificate, prediction = bundle.certificate, bundle.prediction
+    constraints = parse_texts(certificate.constraints, f"{bundle.path}: certificate.constraints")
+    kept = broken_limit(constraints, bundle.plan, bundle.graph, bundle.cluster, prediction) is None
+    return kept and prediction.step_s >= certificate.lower_bound_s * (1 - 1e-6)
 
 
 def _read_text(path: Path, right: str) -> str:

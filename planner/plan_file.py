@@ -157,7 +157,8 @@ def _header(plan: Plan, prediction: Prediction, certificate: Certificate) -> str
         f"{plan.model} on {plan.mesh.devices} devices of {plan.cluster}, {plan.precision}",
         f"predicted: {prediction.step_s:.6g} s a step, {prediction.rate(plan.batch.total)}, MFU {prediction.mfu:.1%},"
         f" peak memory {prediction.peak_memory_bytes / GIB:.2f} of {prediction.memory_limit_bytes / GIB:.2f} GiB,"
-        f" at most {certificate.gap_of(prediction.step_s):.3%} from the best plan",
+        f" at most {certificate.gap_of(prediction.step_s):.3%} from the best plan"
+        + (" under the certificate's constraints" if certificate.constraints else ""),
         "Edit what you like; `shardwright check` costs it anew. Comments are not read.",
     )
     return "".join(f"# {line}\n" for line in lines)

@@ -58,8 +58,9 @@ def _headline(bundle: Bundle) -> Table:
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
     virtual = f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     sharded = f", ZeRO groups of {plan.zero_group}" if plan.zero_group < mesh.data else ""
+    under = f" under {'; '.join(certificate.constraints)}" if certificate.constraints else ""
     proof = (
-        f"at most {certificate.gap_of(prediction.step_s):.3%} from the best plan: none takes less than"
+        f"at most {certificate.gap_of(prediction.step_s):.3%} from the best plan{under}: none takes less than"
         f" {seconds(certificate.lower_bound_s)} ({certificate.candidates:,} candidates, {certificate.solved:,} solved,"
         " bounds excluded the rest)"
         if certificate.lower_bound_s > 0 else "none: an edit has left what was searched"

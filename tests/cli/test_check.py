@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.bundle import read
+from planner.constraints_kept import broken_limit
+from planner.constraints_text import parse_constraints
 from tests.cli.contract import LAYERS, check_contract, edit
 from tests.commands import Outcome, run
 
@@ -60,6 +63,29 @@ def test_a_plan_of_another_batch_claims_no_proof(copied: Path) -> None:
     edit(copied, change)
     assert run("check", copied, "--json").json["search"]["lower_bound_s"] == 0.0
     assert "none: an edit has left what was searched" in run("show", copied).out
+
+
+def test_a_plan_that_breaks_its_pins_claims_no_proof(copied: Path) -> None:
+    """It is slower than the bound, which is of others all the same."""
+    assert "from the best plan under --pin pipeline=2; --pin schedule=1f1b: none" in " ".join(run("show", copied).out.split())
+    edit(copied, lambda data: data["schedule"].update(name="gpipe"))
+    assert run("check", copied, "--json").json["search"]["lower_bound_s"] == 0.0
+    assert "none: an edit has left what was searched" in run("show", copied).out
+
+
+@pytest.mark.parametrize(("limits", "kept"), [
+    ({"pins": ["pipeline=2", "data=2", "context=1", "schedule != gpipe", "virtual<=1"]}, True),
+    ({"pins": ["tensor>=2"]}, False),
+    ({"pins": ["sequence_parallel=true"]}, False), ({"pins": ["axis_order=data-pipeline-tensor"]}, False),
+    ({"pins": ["blocks.*: recompute=none"]}, True), ({"pins": ["head: zero=3"]}, False),
+    ({"pins": ["zero_group in [1]"]}, False),
+    ({"forbidden": ["pipeline=2, tensor=2"]}, True), ({"forbidden": ["pipeline=2, head: recompute=none"]}, False),
+    ({"headroom": "10%"}, True), ({"headroom": "5.9GiB"}, False),
+], ids=str)
+def test_what_a_plan_keeps(limits: dict[str, Any], kept: bool, planned: tuple[Path, Outcome]) -> None:
+    bundle = read(planned[0])
+    broken = broken_limit(parse_constraints(**limits), bundle.plan, bundle.graph, bundle.cluster, bundle.prediction)
+    assert (broken is None) == kept
 
 
 def test_check_leaves_with_1_where_a_plan_no_longer_fits(copied: Path) -> None:
