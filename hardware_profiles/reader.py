@@ -33,6 +33,9 @@ _SHARES = {"maximum", "attention_forward", "attention_backward", "attention_port
            "efficiency"}  # fmt: skip
 _POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth", "send"}
 
+_LARGEST = {"memory": 2**50, "reserve": 2**50}
+"""Bytes beyond these are slips of a pen: a device has none, and sums of them leave the integers that searches count with."""
+
 
 def profile_names() -> tuple[str, ...]:
     """The profiles that come with the package, sorted."""
@@ -110,14 +113,19 @@ def _floats(content: Any) -> Any:
     """YAML's ``80`` is an integer; a quantity's value is a float."""
     if not isinstance(content, Mapping):
         return content
-    return {key: float(inner) if key == "value" and type(inner) is int else _floats(inner) for key, inner in content.items()}
+    return {key: _float(inner) if key == "value" and type(inner) is int else _floats(inner) for key, inner in content.items()}
+
+
+def _float(number: int) -> float:
+    return float(number) if abs(number) < 2**1000 else math.inf
 
 
 def _check(path: str, quantity: Quantity, where: str) -> None:
     field = _field(path)
     value = to_si(quantity.value, quantity.unit, _DIMENSIONS[field], f"{where}: {path}")
-    if not math.isfinite(value):
-        raise ProfileFormatError(f"{where}: {path}", f"{quantity.value:g} {quantity.unit} is too large", "give a finite number")
+    if not math.isfinite(value) or value > _LARGEST.get(field, math.inf):
+        wrong = f"{quantity.value:g} {quantity.unit} is too large"
+        raise ProfileFormatError(f"{where}: {path}", wrong, "give the number of one device")
     if field in _SHARES and value > 1:
         raise ProfileFormatError(f"{where}: {path}", f"{value} is above 1", "a share is between 0 and 1")
     if field in _POSITIVE and value <= 0:
