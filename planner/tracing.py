@@ -122,7 +122,11 @@ def _answer(wanted: Wanted) -> bytes:
     """The graph, or what was raised, with the traceback as a note."""
     try:
         return pickle.dumps(trace_here(wanted))
-    except Exception as error:  # noqa: BLE001 - whatever it is, who asked raises it
-        known = error if isinstance(error, ShardwrightError) else InternalError(type(error).__name__, str(error))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, who asked raises it
+        known: ShardwrightError = InternalError(type(error).__name__, str(error))
+        if isinstance(error, ShardwrightError):
+            known = error
+        elif not isinstance(error, Exception):  # The model's own: interrupts are heard by who asks.
+            known = ModelError(wanted.model, f"raises {type(error).__name__}", "it must not end Python")
         known.add_note(traceback.format_exc())
         return pickle.dumps(known)

@@ -38,6 +38,10 @@ def net():
 
 def ends():
     os._exit(7)
+
+
+def interrupts():
+    raise KeyboardInterrupt
 """
 
 
@@ -52,6 +56,14 @@ def wanted(tmp_path: Path) -> Callable[[str], Wanted]:
 def tracer() -> Iterator[Tracer]:
     with closing(Tracer()) as tracer:
         yield tracer
+
+
+def test_a_model_that_interrupts_is_an_error_of_its_own(
+    tracer: Tracer, wanted: Callable[[str], Wanted], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError, match="interrupts: raises KeyboardInterrupt; it must not end Python"):
+        tracer(wanted("interrupts"))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_graph_is_the_same(wanted: Callable[[str], Wanted], capfd: pytest.CaptureFixture[str]) -> None:
