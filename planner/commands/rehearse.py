@@ -125,9 +125,17 @@ def run(program: Path, ranks: Sequence[int], capacity: int | None) -> tuple[Rank
     for process, (out, problem) in zip(processes, answers, strict=True):
         if process.returncode:
             raise Disagreement(str(program), f"its step fails: {_cause(problem) or process.returncode}", _AGAIN)
-        for item in json.loads(out.splitlines()[-1])["ranks"]:
+        for item in _answer(program, out):
             found[item["rank"]] = _ledger(item, on_accelerator=capacity is not None)
     return tuple(found[rank] for rank in ranks)
+
+
+def _answer(program: Path, out: str) -> list[dict[str, Any]]:
+    """What a process found. Raises Disagreement where the program has ended it before, as one that succeeds."""
+    try:
+        return list(json.loads(out.splitlines()[-1])["ranks"])
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise Disagreement(str(program), "its step fails: it ends Python before the step is over", _AGAIN) from None
 
 
 def _cause(problem: str) -> str:

@@ -65,6 +65,12 @@ def test_a_step_that_fails_is_one_line(copied: Path) -> None:
     assert outcome.code == 1 and "its step fails: AttributeError" in outcome.error
 
 
+def test_a_program_that_ends_as_if_it_had_succeeded_is_one_line(copied: Path) -> None:
+    (copied / "train.py").write_text("print('nothing to do')\nraise SystemExit(0)\n")
+    outcome = run("rehearse", copied)
+    assert outcome.code == 1 and "its step fails: it ends Python before the step is over" in outcome.error
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--rank", "4"], "a rank from 0 to 3"), (["--rank", "1", "--all"], "together with --all"),
 ])
