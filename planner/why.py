@@ -112,7 +112,8 @@ def ask(bundle: Bundle, asked: Constraints, request: Request, progress: Progress
 
 
 def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Gain]:
-    """The job as it is, then with one more GB on every device, each level's network twice as quick, one more node."""
+    """The job as it is, then with one more GB on every device, each level's network twice as quick, one more node. Raises
+    PinError where the job's constraints cannot hold."""
     known: Prices | None = None
     for change, larger in _larger(bundle.cluster):
         progress(f"solving: {change}")
@@ -124,6 +125,8 @@ def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterato
             known = result.prices if known is None else known
             yield Gain(change, _at_least(bundle, larger, result))
         except (NoPlanFits, PinError) as refusal:
+            if isinstance(refusal, PinError) and larger is bundle.cluster:
+                raise  # The job itself cannot be: no cluster is to blame.
             yield Gain(change, None, str(refusal))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from planner.why import Gain
 from tests.commands import SMALL, Outcome, run
 
 QUICK = ("--gap", "0.02", "--time-limit", "5")
@@ -86,6 +87,26 @@ def test_what_cannot_fit_is_explained_in_bytes(planned: tuple[Path, Outcome]) ->
 def test_a_wrong_question_is_one_line(planned: tuple[Path, Outcome], arguments: tuple[str, ...], named: str) -> None:
     outcome = run("why", planned[0], *arguments)
     assert outcome.code == 2 and named in outcome.error and outcome.out == ""
+
+
+def test_constraints_that_cannot_hold_are_one_line(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """No cluster is to blame, and there is no gain to tell of."""
+    for file in planned[0].parent.glob("plan.*"):
+        shutil.copy(file, tmp_path)
+    path = tmp_path / "plan.yaml"
+    path.write_text(path.read_text().replace("--pin zero<=1", "--pin microbatch=64"))
+    outcome = run("why", path)
+    assert outcome.code == 2 and "microbatch" in outcome.error and outcome.out == ""
+
+
+def test_where_nothing_fits_there_is_no_table_of_nothing(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gains = [Gain("as it is", None, "too large"), Gain("1 more node", None, "too large still")]
+    monkeypatch.setattr("planner.why.sensitivity", lambda *arguments: iter(gains))
+    outcome = run("why", planned[0])
+    assert (outcome.code, outcome.out) == (3, "as it is: too large\n1 more node: too large still\n")
+    assert run("why", planned[0], "--json").code == 3
 
 
 def test_a_missing_plan_is_one_line() -> None:

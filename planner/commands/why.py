@@ -42,6 +42,8 @@ def why(
     if not asked.limits:
         gains = tuple(sensitivity(bundle, request, _progress))
         print(json.dumps(_gains_json(gains)) if json_ else _gains_text(gains))
+        if all(gain.result is None for gain in gains):
+            raise typer.Exit(NoPlanFits.exit_code)
         return
     answer = ask(bundle, asked, request, _progress)
     print(json.dumps(_answer_json(answer)) if json_ else _answer_text(answer))
@@ -118,6 +120,8 @@ def _gains_text(gains: tuple[Gain, ...]) -> str:
         rows.append((gain.change, seconds(result.prediction.step_s), saved, most, size(result.prediction.peak_memory_bytes),
                      f"{result.optimality_gap:.3%}"))
     refused = [f"{gain.change}: {gain.refusal}" for gain in gains if gain.result is None]
+    if len(refused) == len(gains):
+        return "\n".join(refused)
     note = "saved: by the best plan found, of the step as it is; at most: what is not ruled out by the bound"
     return "\n".join([*_columns(rows), *refused, note])
 
