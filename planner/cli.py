@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -148,8 +149,10 @@ def emit(
         copy_beside(path, output / "plan.yaml")
     except OSError as error:
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
-    start = f"torchrun --nproc-per-node {cluster.devices} {output / 'train.py'}"
-    _progress(f"wrote {output}; run: {start if cluster.nodes == 1 else f'{output}/launch.sh on each of {cluster.nodes} nodes'}")
+    start = f"torchrun --nproc-per-node {cluster.devices} {shlex.quote(str(output / 'train.py'))}"
+    if cluster.nodes > 1:
+        start = f"{shlex.quote(str(output / 'launch.sh'))} on each of {cluster.nodes} nodes"
+    _progress(f"wrote {output}; run: {start}")
 
 
 app.command()(profile)

@@ -33,6 +33,11 @@ def test_a_programs_flops_follow_its_batch(planned: tuple[Path, Outcome], tmp_pa
     assert "sequence=SEQUENCE, inputs=INPUTS" in text
 
 
+def test_what_emit_says_to_run_can_be_pasted(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    outcome = run("emit", planned[0], "-o", tmp_path / "a program")
+    assert f"run: torchrun --nproc-per-node 4 '{tmp_path / 'a program' / 'train.py'}'\n" in outcome.err
+
+
 def test_a_programs_own_plan_is_emitted_again(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     program = tmp_path / "program"
     assert run("emit", planned[0], "-o", program).code == 0
