@@ -261,13 +261,15 @@ def _parse(text: str, where: str) -> _File:
 
 
 def _check_origin(file: _File, where: str, graph: ModelGraph, cluster: Cluster) -> None:
-    for field, named, right in (
-        ("model", file.model, fingerprint(graph)), ("cluster", file.cluster, cluster.fingerprint),
+    for field, named, name, right in (
+        ("model", file.model, graph.name, fingerprint(graph)), ("cluster", file.cluster, cluster.name, cluster.fingerprint),
     ):
         if named.fingerprint != right:
             raise PlanFileError(
                 f"{where}: {field}.fingerprint", f"{named.fingerprint} was made for another {field}", f"{right}, or plan again"
             )
+        if named.name != name:
+            raise PlanFileError(f"{where}: {field}.name", f"is {named.name!r}", f"{name!r}: the name of what it was made for")
     if file.sequence != graph.sequence:
         raise PlanFileError(f"{where}: sequence", f"is {file.sequence}", f"the traced model has {graph.sequence}")
     traced = next(name for name, dtype in DTYPES.items() if dtype == graph.dtype)

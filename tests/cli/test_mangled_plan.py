@@ -52,6 +52,8 @@ def _halve(path: Path) -> None:
         (_put("stages", 0, "colour", value="red"), "plan.yaml: stages.0.colour: is no field"),
         (_put("model", "fingerprint", value="0123456789abcdef"), "plan.yaml: model.fingerprint: 0123456789abcdef was made for"),
         (_put("cluster", "fingerprint", value="0123456789abcdef"), "plan.yaml: cluster.fingerprint: 0123456789abcdef was made"),
+        (_put("model", "name", value="mine"), "plan.yaml: model.name: is 'mine'; 'gpt': the name of what it was made for"),
+        (_put("cluster", "name", value="mine"), "plan.yaml: cluster.name: is 'mine'; 'local-cpu': the name"),
         (_put("precision", value="bf16"), "plan.yaml: precision: is bf16; the model was traced in fp32"),
         (_put("precision", value="int8"), "plan.yaml: precision: is 'int8'"),
         (_put("sequence", value=64), "plan.yaml: sequence: is 64; the traced model has 32"),
