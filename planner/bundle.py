@@ -86,7 +86,12 @@ def check_outputs(path: Path, plans: int, inputs: Collection[Path]) -> None:
     check_output(path, inputs)
     # Of alternatives, which may be many: those that are there already, and the last, which has the longest name.
     number = re.compile(re.escape(_named(path)[0]) + r"\.(\d{1,9})\.")
-    there = {int(found[1]) for name in os.listdir(path.parent) if (found := number.match(name + "."))}
+    try:
+        names = os.listdir(path.parent)
+    except OSError as error:
+        wrong = f"cannot be read ({error.strerror})"
+        raise PlanFileError(str(path.parent), wrong, "give -o a path in another folder") from error
+    there = {int(found[1]) for name in names if (found := number.match(name + "."))}
     ranks = sorted(rank for rank in there | {plans} if 2 <= rank <= plans)
     for plan in (path, *(alternative_path(path, rank) for rank in ranks)):
         for file in (plan, graph_path(plan), cluster_path(plan)):

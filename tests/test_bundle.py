@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.bundle import alternative_path, cluster_path, graph_path
+from planner.bundle import alternative_path, check_outputs, cluster_path, graph_path
+from planner.ir.errors import PlanFileError
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,12 @@ def test_only_yamls_suffix_is_replaced(plan: str, graph: str, cluster: str, seco
     """Plans whose names differ after another dot do not share their files."""
     path = Path(plan)
     assert (graph_path(path), cluster_path(path), alternative_path(path, 2)) == (Path(graph), Path(cluster), Path(second))
+
+
+def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.listdir", refused)
+    with pytest.raises(PlanFileError, match="cannot be read \\(Permission denied\\)"):
+        check_outputs(tmp_path / "plan.yaml", 1, ())
