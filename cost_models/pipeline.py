@@ -2,7 +2,10 @@
 
 An action starts when the action before it on its rank has ended and its input has arrived; a transfer delays only what
 waits for it. The step is then the longest path, and a path is a linear function of the stages' times: the critical
-path's counts are a cut for an optimiser. Closed forms that it must meet (equal stages, no transfers):
+path's counts are a cut for an optimiser. Once its ranks are busy, every further turn of micro-batches adds the same to
+a step, so the longest schedules (:func:`is_long`) are known from two shorter ones.
+
+Closed forms that it must meet (equal stages, no transfers):
 
 - GPipe and 1F1B take ``(microbatches + pipeline - 1) (forward + backward)`` (Huang 2019; Narayanan 2019);
 - interleaving divides the bubble by the virtual stages (Narayanan 2021, section 2.2);
@@ -19,9 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.schedules import KINDS, Action, Orders, actions, all_steps, legal, rank_of_stage
+from cost_models.schedules import KINDS, Action, actions, all_steps, legal, rank_of_stage
 
 NOTHING = -1
+SPLITTING = ("interleaved-zero-bubble", "zbv")
+"""Schedules whose backward passes are two actions."""
+LONG, LONG_ALONE = 1_200_000, 20_000
+"""Schedules of more actions are not simulated whole; of one stage, whose step is its micro-batches' sum."""
+ENOUGH, ROUNDS = 50_000, 8
+"""Actions of the shorter ones at least, and turns of all ranks."""
 TOGETHER = 4_000_000
 """Actions times cases that :func:`lengths` holds at once."""
 FEW = 40
@@ -69,12 +78,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step. ``busy_s`` and ``idle_s`` are per pipeline rank and sum to ``total_s``."""
+    """A simulated step. ``busy_s`` and ``idle_s`` are per pipeline rank and sum to ``total_s``. ``timetable``: schedule, ranks,
+    virtual stages, micro-batches; ``ends_s``: of every rank's actions, none of a long schedule's."""
 
     total_s: float
     busy_s: tuple[float, ...]
     critical_path: CriticalPath
-    orders: Orders
+    timetable: tuple[str, int, int, int]
     ends_s: tuple[tuple[float, ...], ...]
     times: tuple[StageTimes, ...]
 
@@ -85,7 +95,8 @@ class Timeline:
     @property
     def events(self) -> Iterator[Event]:
         """Every action, rank by rank, in order."""
-        for rank, (order, ends) in enumerate(zip(self.orders, self.ends_s, strict=True)):
+        orders = actions(*self.timetable) if self.ends_s else ()
+        for rank, (order, ends) in enumerate(zip(orders, self.ends_s, strict=True)):
             for action, end in zip(order, ends, strict=True):
                 yield Event(rank, action, end - _duration(self.times[action.stage], action.kind), end)
 
@@ -153,11 +164,15 @@ def dependencies(name: str, pipeline: int, virtual: int, microbatches: int) -> D
     return Dependencies(graph.cost // 4, graph.cost % 4, graph.microbatch, target, source, cut, graph.last)
 
 
-@lru_cache(maxsize=64)
-def _graph(name: str, pipeline: int, virtual: int, microbatches: int) -> _Graph:
+def _check(name: str, pipeline: int, virtual: int, microbatches: int) -> None:
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
+
+
+@lru_cache(maxsize=64)
+def _graph(name: str, pipeline: int, virtual: int, microbatches: int) -> _Graph:
+    _check(name, pipeline, virtual, microbatches)
     ranks = all_steps(name, pipeline, virtual, microbatches)
     kind, stage, micro = (np.concatenate([getattr(rank, part) for rank in ranks]) for part in ("kind", "stage", "microbatch"))
     ends = np.cumsum([len(rank.kind) for rank in ranks])
@@ -217,6 +232,45 @@ def _depths(starts: NDArray[np.int64], ends: NDArray[np.int64], source: NDArray[
     return depth
 
 
+def actions_of(name: str, pipeline: int, virtual: int, microbatches: int) -> int:
+    """Of one step."""
+    return (3 if name in SPLITTING else 2) * pipeline * virtual * microbatches
+
+
+def is_long(name: str, pipeline: int, virtual: int, microbatches: int) -> bool:
+    """Whether a schedule has too many actions to be simulated whole."""
+    return _shorter(name, pipeline, virtual, microbatches) is not None
+
+
+def _shorter(name: str, pipeline: int, virtual: int, microbatches: int) -> int | None:
+    """Micro-batches of a schedule that is long enough to be like a longer one; None where this is not much longer."""
+    count, alone = actions_of(name, pipeline, virtual, microbatches), pipeline * virtual == 1
+    rounds = max(ROUNDS, -(-ENOUGH // actions_of(name, pipeline, virtual, pipeline))) if not alone else ROUNDS
+    short = rounds * pipeline
+    return short if count > (LONG_ALONE if alone else LONG) and microbatches > 2 * short else None
+
+
+def _drawn(a: float, b: float, times: float) -> float:
+    """``times`` as far from ``a`` as ``b`` is."""
+    return a + times * (b - a)
+
+
+def _prolonged(a: Timeline, b: Timeline, microbatches: int) -> Timeline:
+    """The step of more micro-batches than either has: never longer than it is, and shorter only where what nearly is the
+    slowest rhythm of the ranks has hidden the slowest until then."""
+    short, longer = a.timetable[3], b.timetable[3]
+    times = (microbatches - short) / (longer - short)
+    paths = (
+        tuple(_drawn(x, y, times) for x, y in zip(getattr(a.critical_path, kind), getattr(b.critical_path, kind), strict=True))
+        for kind in ("forward", "input_gradient", "weight_gradient", "transfers")
+    )
+    busy_s = tuple(_drawn(x, y, times) for x, y in zip(a.busy_s, b.busy_s, strict=True))
+    return Timeline(
+        max(_drawn(a.total_s, b.total_s, times), *busy_s), busy_s,
+        CriticalPath(*paths), (*a.timetable[:3], microbatches), (), a.times,
+    )
+
+
 def simulate(
     name: str,
     pipeline: int,
@@ -228,6 +282,11 @@ def simulate(
     """Run one step. ``times``: one per virtual stage; ``send_s[i]``: seconds over the cut between virtual stages i -
     1 and i, either way (index 0 is not read; a cut inside a rank costs nothing). An illegal schedule raises
     ValueError."""
+    short = _shorter(name, pipeline, virtual, microbatches)
+    if short is not None:
+        _check(name, pipeline, virtual, microbatches)
+        first, second = (simulate(name, pipeline, virtual, each, times, send_s) for each in (short, 2 * short))
+        return _prolonged(first, second, microbatches)
     graph = _graph(name, pipeline, virtual, microbatches)
     if len(times) != pipeline * virtual or len(send_s) < pipeline * virtual:
         raise ValueError(f"{pipeline * virtual} virtual stages need as many times and sends")
@@ -238,7 +297,7 @@ def simulate(
         total_s=max(ends),
         busy_s=tuple(sum(durations[costs[at]] for at in mine) for mine in positions),
         critical_path=_path_to(graph, ends, sends, pipeline * virtual, max(range(len(ends)), key=ends.__getitem__)),
-        orders=actions(name, pipeline, virtual, microbatches),
+        timetable=(name, pipeline, virtual, microbatches),
         ends_s=tuple(tuple(ends[at] for at in mine) for mine in positions),
         times=tuple(times),
     )
@@ -263,6 +322,11 @@ def lengths(
 ) -> NDArray[np.float64]:
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
     gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
+    short = _shorter(name, pipeline, virtual, microbatches)
+    if short is not None:
+        _check(name, pipeline, virtual, microbatches)
+        a, b = (_lengths(_graph(name, pipeline, virtual, each), times, send_s) for each in (short, 2 * short))
+        return np.asarray(a + (microbatches - short) / short * (b - a))
     return _lengths(_graph(name, pipeline, virtual, microbatches), times, send_s)
 
 

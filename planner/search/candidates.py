@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.collectives import span_of
+from cost_models.pipeline import actions_of, is_long
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Constraints, Limit, Value
@@ -68,6 +69,16 @@ class Candidate:
             *(self.with_groups(((group,),)) for group in itertools.chain.from_iterable(self.zero_groups)),
             *(self.with_groups((), (group,)) for group in self.once_groups),
         )
+
+    @property
+    def actions(self) -> int:
+        """Of one step's schedule."""
+        return actions_of(self.schedule, self.mesh.pipeline, self.virtual, self.accumulation)
+
+    @property
+    def long(self) -> bool:
+        """Whether its schedule is known from shorter ones alone."""
+        return is_long(self.schedule, self.mesh.pipeline, self.virtual, self.accumulation)
 
     @property
     def group(self) -> Group:

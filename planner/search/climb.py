@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from planner.ir.plan import AXIS_ORDERS, Mesh, Plan, Prediction
 from planner.search.best import Best
 from planner.search.candidates import Candidate
+from planner.search.effort import has_time
 from planner.search.families import Scope
 from planner.search.nodes import Sketch, count
 from planner.search.request import as_it_is
@@ -64,17 +64,19 @@ class Climb:
         """What a plan must be quicker than to be a step uphill."""
         return self.step_s * (1 - self.best.gap)
 
-    def practised(self) -> list[Candidate]:
-        """What practice begins with, for each number of pipeline ranks."""
+    def practised(self, deadline: float = math.inf) -> list[Candidate]:
+        """What practice begins with, for each number of pipeline ranks, of schedules for which there is time where there are
+        some."""
         inside = self.scope.cluster.levels[0].size
-        best = {candidate.mesh.pipeline: candidate for candidate in sorted(self.bounds, key=partial(_as_practised, inside))}
-        return list(best.values())
+        short = {candidate: has_time(candidate.actions, deadline) for candidate in self.bounds}
+        order = sorted(self.bounds, key=lambda candidate: (short[candidate], *_as_practised(inside, candidate)))
+        return list({candidate.mesh.pipeline: candidate for candidate in order}.values())
 
     def begin(self, deadline: float) -> None:
         """Go uphill from the best of the candidate of the least bound and of what practice begins with, for each number of
         pipeline ranks: the widest tensor split inside the fastest links, the smallest micro-batch and the most virtual stages
         (Narayanan et al. 2021, section 3, takeaways); those first that look best."""
-        chosen = dict.fromkeys([*self.practised(), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
+        chosen = dict.fromkeys([*self.practised(deadline), *sorted(self.bounds, key=self.bounds.__getitem__)[:1]])
         sketches = [Sketch(candidate, self.bounds[candidate]) for candidate in chosen]
         best: Candidate | None = None
         for sketch in sketches:
@@ -179,6 +181,8 @@ class Climb:
     def _improves(self, sketch: Sketch, deadline: float, *, moving: int = 0) -> bool:
         """Whether a probe of a candidate beats the best plan so far."""
         if sketch.bound >= self.target_s or time.perf_counter() > deadline:
+            return False
+        if math.isfinite(self.step_s) and not has_time(sketch.candidate.actions, deadline):
             return False
         self.meanwhile()
         self._probed.add(sketch.candidate)

@@ -10,6 +10,8 @@ AGREEMENT = 1e-4
 """The simulation and the longest known path agree to this part."""
 OVERTIME_S = 0.5
 """So many seconds whole numbers are sought at least, once that is begun."""
+SHORT, ACTION_S, PART = 100_000, 5e-6, 0.25
+"""Schedules of so many actions are always simulated; longer ones, whose actions take so long, in this part of the time left."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,8 @@ class Effort:
         now = time.perf_counter()
         left_s = self.deadline - now
         return max(left_s, min(OVERTIME_S, self.end - now)) if whole and left_s > 0 else left_s
+
+
+def has_time(actions: int, deadline: float) -> bool:
+    """Whether a schedule of so many actions can be simulated a few times before the ``deadline`` (time.perf_counter)."""
+    return actions <= SHORT or ACTION_S * actions <= PART * (deadline - time.perf_counter())

@@ -21,6 +21,7 @@ from planner.search.best import Best
 from planner.search.beyond import Beyond
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.effort import has_time
 from planner.search.families import Costing, Scope
 from planner.search.helper import Answer, Helper, started
 from planner.search.nodes import Attempt, Kin, Sketch, kin_of
@@ -349,7 +350,7 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
             for sketch in node.sketches:
                 state.push(sketch)
         elif isinstance(node, Sketch):
-            _nearer(node, state, scope)
+            _nearer(node, state, scope, deadline)
         elif state.heard:
             state.looked(*state.heard.popleft(), scope, here=False)
         else:
@@ -359,12 +360,17 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
         state.tell()
 
 
-def _nearer(sketch: Sketch, state: _State, scope: Scope) -> None:
-    """Its chains take a sketch's place. They get a plan where there is none."""
+def _nearer(sketch: Sketch, state: _State, scope: Scope, deadline: float) -> None:
+    """Its chains take a sketch's place, or where its schedule is too long to look at it more closely, their bounds. They get a
+    plan where there is none."""
     attempts, others_s = sketch.attempts(scope, state.best.target())
     state.finished_s = min(state.finished_s, others_s)
+    closer = has_time(sketch.candidate.actions, deadline) and not sketch.candidate.long
     for attempt in attempts:
-        state.push(attempt)
+        if closer:
+            state.push(attempt)
+        else:
+            state.finished_s = min(state.finished_s, attempt.bound)
     if state.best.found is None:
         for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:PROBED]:
             attempt.probe(state.best.report, state.best.target())

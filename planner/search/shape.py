@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.live import instants
+from cost_models.pipeline import actions_of
 from planner.ir.plan import SPLIT_BACKWARD, ScheduleName
 
 Timetable = tuple[ScheduleName, int, int, int]
@@ -65,7 +66,7 @@ class Shape:
     @property
     def actions(self) -> int:
         """Of one step."""
-        return (3 if self.splits_backward else 2) * self.stages * self.microbatches
+        return actions_of(*self.timetable)
 
     def instants(self, rank: int) -> NDArray[np.int64]:
         """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_models import pipeline as pipeline_of
 from cost_models.live import LIVE, in_flight, instants
-from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, simulate
+from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, is_long, lengths, simulate
 from cost_models.schedules import SCHEDULES, actions, legal, rank_of_stage, stages_of_rank
 
 UNIT = StageTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
@@ -159,6 +160,38 @@ def test_a_slower_stage_never_speeds_the_step(
     old = slower[slot % len(times)]
     slower[slot % len(times)] = StageTimes(old.forward_s + 1, old.input_gradient_s, old.weight_gradient_s)
     assert simulate(*case, slower, sends).total_s >= simulate(*case, times, sends).total_s
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("case", [
+    ("gpipe", 2, 1), ("1f1b", 3, 1), ("interleaved-1f1b", 2, 2), ("interleaved-zero-bubble", 3, 2), ("zbv", 2, 2),
+    ("1f1b", 1, 1),
+])
+def test_a_long_schedule_is_known_from_shorter_ones(
+    case: tuple[str, int, int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly, and never too slow: stages that are nearly as slow as the slowest take over late."""
+    draw = np.random.default_rng(seed)
+    timetable, stages = (*case, 600), case[1] * case[2]
+    times = [StageTimes(*each) for each in draw.uniform(0.1, 1, (stages, 3))]
+    sends = [draw.uniform(0, 0.2)] * stages
+    whole = simulate(*timetable, times, sends)
+    monkeypatch.setattr(pipeline_of, "LONG", 100)
+    monkeypatch.setattr(pipeline_of, "LONG_ALONE", 100)
+    monkeypatch.setattr(pipeline_of, "ENOUGH", 200)
+    known = simulate(*timetable, times, sends)
+    assert is_long(*timetable) and not known.ends_s
+    assert whole.total_s * (1 - 2e-3) <= known.total_s <= whole.total_s * (1 + 1e-9)
+    assert known.busy_s == pytest.approx(whole.busy_s) and known.timetable == whole.timetable
+    columns = np.array([[[each.forward_s, each.input_gradient_s, each.weight_gradient_s] for each in times]])
+    assert lengths(*timetable, columns, sends[-1]) == pytest.approx(known.total_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("case", [("1f1b", 1, 1), ("gpipe", 4, 1), ("1f1b", 4, 1)])
+def test_a_billion_micro_batches(case: tuple[str, int, int]) -> None:
+    """Equal stages, as in the closed form."""
+    timeline = simulate(*case, 10**9, [UNIT] * case[1], [0.0] * case[1])
+    assert timeline.total_s == pytest.approx(3 * (10**9 + case[1] - 1), rel=1e-12) and not list(timeline.events)
 
 
 @given(timed_cases())

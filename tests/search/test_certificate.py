@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
 
 import pytest
@@ -25,3 +26,21 @@ def test_a_candidate_that_a_wide_gap_passes_over_counts(seed: int, memory: int) 
     )
     assert wide.lower_bound_s <= near.prediction.step_s * (1 + 1e-9)
     assert wide.optimality_gap <= 0.3
+
+
+def test_a_time_limit_holds_where_micro_batches_are_many() -> None:
+    """What practice begins with, the smallest micro-batch, is millions of actions there: quicker ones are few."""
+    costed, begin = make_costed(GRAPH, 0, zeros=(0,), levels=("none",), crossing=5), time.perf_counter()
+    request = Request(2**20, 4, "fp32", parse_pins(["pipeline=2"]), time_limit_s=3.0)
+    result = searching.search(GRAPH, make_cluster(2, 10**9), request, costing=Always(costed))
+    assert time.perf_counter() - begin < 15.0
+    assert result.optimality_gap < 0.05 and result.plan.batch.accumulation < 100
+
+
+def test_schedules_too_long_to_be_simulated_whole_have_plans_and_bounds() -> None:
+    """Where constraints leave nothing else."""
+    costed = make_costed(GRAPH, 0, zeros=(0,), levels=("none",), crossing=5)
+    pins = parse_pins(["pipeline=2", "microbatch=1", "schedule=1f1b"])
+    request = Request(2**24, 4, "fp32", pins, time_limit_s=3.0)
+    result = searching.search(GRAPH, make_cluster(2, 10**9), request, costing=Always(costed))
+    assert result.plan.batch.accumulation == 2**24 and 0 < result.lower_bound_s <= result.prediction.step_s
