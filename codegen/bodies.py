@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.naming import unique
-from codegen.program import HALF, Compute, Convert, Function, LocalArgument, Repeat, Statement, Variable
+from codegen.program import Compute, Convert, Function, LocalArgument, Repeat, Statement, Variable
 from planner.ir.errors import InternalError
 from planner.ir.graph import Body, Node
+from planner.ir.halves import sums_half_logits
 from planner.ir.inlining import draws
 from planner.ir.localize import localize
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, Placement, conversion, local_type
@@ -161,7 +162,7 @@ def _special(
         extra = (("site", sites[node.name]), ("sharded", sharded))
         return ("rng.attention" if "attention" in node.base else "rng.dropout"), extra
     if degree == 1:
-        return ("tp.cross_entropy", ()) if _sums_half_logits(node) else ("", ())
+        return ("tp.cross_entropy", ()) if sums_half_logits(node) else ("", ())
     placements = dict(zip(node.operands, strategy.operands, strict=True))
     if node.base == "embedding":
         weight = node.operands[0]
@@ -172,7 +173,7 @@ def _special(
         rank = body.types[logits].rank
         if placements[logits].state == "shard" and placements[logits].dim == min(1, rank - 1):
             return "tp.cross_entropy", (("classes", body.types[logits].shape[min(1, rank - 1)]),)
-        if _sums_half_logits(node):
+        if sums_half_logits(node):
             return "tp.cross_entropy", ()
     if node.base in ("softmax", "_softmax", "log_softmax", "_log_softmax"):
         x = node.operands[0]
@@ -180,13 +181,6 @@ def _special(
         if placements[x].state == "shard" and isinstance(dim, int) and dim % body.types[x].rank == placements[x].dim:
             return f"tp.{node.base.lstrip('_')}", ()
     return "", ()
-
-
-def _sums_half_logits(node: Node) -> bool:
-    """Whether the node is a plain cross-entropy that would be summed in half precision."""
-    if node.base != "cross_entropy_loss" or node.type.dtype not in HALF:
-        return False
-    return node.argument("reduction") == 2 and node.argument("weight") is None and not node.argument("label_smoothing")
 
 
 def random_sites(body: Body) -> Mapping[str, int]:

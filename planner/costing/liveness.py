@@ -14,6 +14,7 @@ from planner.costing.activations import kept_roots, saved_bytes
 from planner.costing.local import LocalBody, Step
 from planner.costing.losses import at_once
 from planner.ir.costed import Recompute
+from planner.ir.halves import sums_half_logits
 from planner.ir.types import DTYPE_BYTES, HALF
 
 
@@ -59,18 +60,18 @@ def _scratch_bytes(local: LocalBody, step: Step, *, backward: bool) -> int:
 
     Over a split class dim, and for half precisions, the runtime computes with a float32 copy of some rows of the logits at a
     time (runtime/vocabulary.py; two where they are whole), or with the gradient itself unless that is half. torch's own makes
-    the gradient of ``log_softmax`` from that of ``nll_loss``.
+    the gradient of ``log_softmax`` from that of ``nll_loss``, beside what it casts of half precisions.
     """
     if step.node is None or step.node.base != "cross_entropy_loss":
         return 0
     logits = local.types[step.operands[0]]
-    half = logits.dtype in HALF
+    half, cast = sums_half_logits(step.node), logits.dtype in HALF
     split = step.strategy is not None and bool(step.strategy.forward)
     item = max(4, DTYPE_BYTES[logits.dtype])
     if half or split:
         copies = (0 if backward and not half else 1) if split else 2
         return copies * item * at_once(logits.sizes(local.batch))
-    return item * logits.elements(local.batch) if backward else 0
+    return item * logits.elements(local.batch) * (backward + cast)
 
 
 def _has_gradient(local: LocalBody, value: str) -> bool:

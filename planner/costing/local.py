@@ -177,11 +177,16 @@ class _Builder:
         self.steps.append(Step(node, operands, names, strategy, None, None, node.differentiable, needs))
 
     def _computed(self, node: Node, operands: tuple[str, ...], type_: TensorType) -> TensorType:
-        """The type that the program has: a loss of half precision is float32 (runtime/vocabulary.py), and so is a single
-        number that torch makes of it and of others."""
-        if type_.shape or type_.dtype not in HALF or node.base in ("to", "_to_copy", "type_as"):
+        """The type that the program has: a loss of half precision is float32 (:mod:`planner.ir.halves`), and so is what torch
+        makes of it and of others: single numbers of any, tensors of tensors."""
+        if type_.dtype not in HALF or node.base in ("to", "_to_copy", "type_as"):
             return type_
-        wide = any(not self.types[value].shape and self.types[value].dtype == "float32" for value in operands)
+        wide = any(
+            self.types[value].dtype == "float32" and (
+                not type_.shape if not self.types[value].shape else self.body.types[name].dtype in HALF
+            )
+            for name, value in zip(node.operands, operands, strict=True)
+        )
         return replace(type_, dtype="float32") if wide or node.base == "cross_entropy_loss" else type_
 
 

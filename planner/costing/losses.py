@@ -7,7 +7,7 @@ from math import prod
 
 from planner.costing.local import Step
 from planner.costing.tape import PART, PASS, Tape
-from planner.ir.types import DTYPE_BYTES, Argument
+from planner.ir.types import DTYPE_BYTES, HALF, Argument
 
 AT_ONCE = 2**25
 """``AT_ONCE`` of runtime/vocabulary.py."""
@@ -29,30 +29,58 @@ def _has_labels(tape: Tape, step: Step) -> bool:
 def cross_entropy(tape: Tape, step: Step) -> None:
     """``log_softmax``, then ``nll_loss``, or a product with the target where that is probabilities: each makes a gradient of
     the logits' size, one after the other (aten/src/ATen/native/LossNLL.cpp, ``cross_entropy_loss``)."""
-    logits, target = step.operands[0], step.operands[1]
-    size, likely = tape.bytes_of(logits), tape.name("log_softmax")
-    need = tape.gradient(logits, size)
+    cast = _in_float32(tape, step)
+    logits = cast[0] if cast else step.operands[0]
+    size, likely = _size(tape, step), tape.name("log_softmax")
+    need = tape.gradient(step.operands[0], size)
     tape.add([(logits, need)], [(likely, size)], [likely] if need else [])
+    _with_likelihoods(tape, step, likely, need, cast[1:])
+    tape.still_read(cast)  # The call holds what it was given until it returns.
+
+
+def _in_float32(tape: Tape, step: Step) -> list[str]:
+    """Logits of half precision, and weights of classes, as they are cast."""
+    made = list[str]()
+    for value in (step.operands[0], *step.operands[2:]):
+        if tape.local.types[value].dtype in HALF:
+            made.append(tape.name(f"wide {value}"))
+            tape.add([(value, tape.gradient(value, tape.bytes_of(value)))], [(made[-1], 2 * tape.bytes_of(value))])
+    return made
+
+
+def _size(tape: Tape, step: Step) -> int:
+    """Bytes of the logits as they are computed with."""
+    return tape.local.layouts[step.operands[0]].elements * _item(tape, step)
+
+
+def _item(tape: Tape, step: Step) -> int:
+    return max(4, DTYPE_BYTES[tape.local.types[step.operands[0]].dtype])
+
+
+def _with_likelihoods(tape: Tape, step: Step, likely: str, need: int | None, weights: Sequence[str]) -> None:
+    """The rest, from ``log_softmax`` on; ``weights`` of classes that were cast."""
+    target, size = step.operands[1], _size(tape, step)
     smoothing = bool(_said(step, "label_smoothing"))
     if not _has_labels(tape, step):
         return _expected_loss(tape, step, likely, need, smoothing)
-    keeps = [value for value in step.kept if tape.local.root.get(target) == value or value != likely]
+    keeps = [*(value for value in step.kept if tape.local.root.get(target) == value or value != likely), *weights]
+    made = sum(2 * tape.bytes_of(value) for value in step.operands[2:]) if weights else 0
     if smoothing:
         return _smoothed_loss(tape, step, likely, need, keeps)
     tape.add(
         [(likely, need), *((operand, None) for operand in step.operands[1:])], tape.outputs_of(step),
-        keeps if need else [], extra=max(0, step.extra_bytes - size),
+        keeps if need else [], extra=max(0, step.extra_bytes - size - made),
     )
     return None
 
 
 def _expected_loss(tape: Tape, step: Step, likely: str, need: int | None, smoothing: bool) -> None:
     """``-(log_softmax * target).sum()``; the target is moved towards even probabilities first."""
-    target, size, made = step.operands[1], tape.bytes_of(step.operands[0]), tape.bytes_of(step.outputs[0])
+    target, size, made = step.operands[1], _size(tape, step), tape.bytes_of(step.outputs[0])
     if smoothing:
         scaled, smoothed = tape.name("scaled"), tape.name("smoothed")
-        tape.add([(target, None)], [(scaled, size)])
-        tape.add([(scaled, None)], [(smoothed, size)])
+        tape.add([(target, None)], [(scaled, tape.bytes_of(target))])
+        tape.add([(scaled, None)], [(smoothed, tape.bytes_of(target))])
         target = smoothed
     product, summed = tape.name("product"), tape.name("summed")
     tape.add([(likely, need), (target, None)], [(product, size)], [target] if need else [])
@@ -63,7 +91,7 @@ def _expected_loss(tape: Tape, step: Step, likely: str, need: int | None, smooth
 
 def _smoothed_loss(tape: Tape, step: Step, likely: str, need: int | None, keeps: Sequence[str]) -> None:
     """``(1 - s) * nll_loss + s / classes * sum`` of all that is not ignored; both parts give the logits a gradient."""
-    item, made = DTYPE_BYTES[tape.local.types[step.operands[0]].dtype], tape.bytes_of(step.outputs[0])
+    item, made = _item(tape, step), tape.bytes_of(step.outputs[0])
     count = tape.local.layouts[step.operands[1]].elements
     rows, single = count * item, made if need else None
     names = ("likelihood", "summed", "negated", "ignored", "reduced", "first", "second")

@@ -20,8 +20,9 @@ from planner.costing.norms import composed_rms_norm, cosine_similarity
 from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.softmax import SOFTMAXES, split_softmax
 from planner.costing.tape import PART, PASS, ROWS, TURNED, Tape, needs_gradient
+from planner.ir.halves import sums_half_logits
 from planner.ir.placement import Placement
-from planner.ir.types import DTYPE_BYTES, HALF
+from planner.ir.types import DTYPE_BYTES
 from planner.ops.attention import fused_attention
 from planner.ops.call import Call
 from planner.ops.einsums import batched_product
@@ -90,7 +91,7 @@ def _kind(step: Step) -> str:
     split = step.strategy is not None and bool(step.strategy.forward)
     base = step.node.base
     if base == "cross_entropy_loss":
-        return "vocabulary_loss" if split else "half_loss" if step.node.type.dtype in HALF else "loss"
+        return "vocabulary_loss" if split else "half_loss" if sums_half_logits(step.node) else "loss"
     if base == "embedding" and step.strategy is not None and step.strategy.outputs[0].state == "partial":
         return "vocabulary_embedding"
     return "split_softmax" if split and base in SOFTMAXES else base

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.ir.graph import Node
+from planner.ir.halves import sums_half_logits
 from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.attention import fused_attention
@@ -336,14 +337,18 @@ def _bags(call: Call) -> Saved:
 
 
 def _cross_entropy(call: Call) -> Saved:
-    """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows."""
+    """``log_softmax`` of the logits, the target and the total weight; label smoothing adds a mask of ignored rows. Half
+    precisions are cast, weights of classes too, where the runtime has no function for them."""
     logits, target = call.operands[:2]
+    item = DTYPE_BYTES[logits.dtype if sums_half_logits(call.node) else _accumulate(logits.dtype)]
+    size = logits.elements * item
     if target.dtype not in ("int64", "int32", "uint8"):
         smoothed = bool(call.arguments.get("label_smoothing"))
-        return Saved(() if smoothed else (1,), (), (2 if smoothed else 1) * logits.size_bytes)
-    weights = tuple(range(2, len(call.operands)))
+        return Saved(() if smoothed else (1,), (), size + (target.size_bytes if smoothed else 0))
+    weights = range(2, len(call.operands))
+    cast = sum(call.operands[at].elements * item for at in weights) if logits.dtype in HALF else 0
     smoothing = target.elements if call.arguments.get("label_smoothing") else 0
-    return Saved((1, *weights), (), logits.size_bytes + DTYPE_BYTES[logits.dtype] + smoothing)
+    return Saved((1, *weights) if not cast else (1,), (), size + item + smoothing + cast)
 
 
 def _negative_likelihood(call: Call) -> Saved:

@@ -313,6 +313,60 @@ def test_einsum(equation: str, dtype: str) -> None:
     assert predicted(body) == peaks_by_torch(body, 1)
 
 
+COMPOSED = [
+    (0, 0.0, "l", None), (0, 0.0, "l", "p"), (2, 0.0, "l", "p"), (0, MOVED, "l", None), (2, MOVED, "l", None),
+    (0, 0.0, "t", None), (0, MOVED, "t", None), (2, MOVED, "t", None),
+]
+
+
+@pytest.mark.parametrize(("how", "smoothing", "target", "weight"), COMPOSED, ids=str)
+def test_cross_entropy_of_half_precision_casts_its_logits(how: int, smoothing: float, target: str, weight: str | None) -> None:
+    """As the program does (codegen/expressions.py) wherever it is no plain sum: the loss is of float32 as well."""
+    dims: dict[str, tuple[tuple[int, ...], str]] = {
+        "a": (FLAT, "bfloat16"), "t": (FLAT, "bfloat16"), "l": (LABELS, "int64"), "p": (FLAT[1:], "bfloat16"),
+    }
+    read = ["a", target, *([weight] if weight else [])]
+    inputs = tuple(BodyValue(name, TensorType(*dims[name]), name == "a") for name in read)
+    casts = tuple(
+        Node(f"wide_{name}", "to.dtype", (("self", Ref(name)), ("dtype", Dtype("float32"))),
+             (TensorType(dims[name][0], "float32"),), differentiable=name == "a")
+        for name in read if name not in "tl"
+    )
+
+    def loss(prefix: str, dtype: str) -> Node:
+        arguments: Arguments = (
+            ("self", Ref(f"{prefix}a")), ("target", Ref(target)), ("weight", Ref(f"{prefix}{weight}") if weight else None),
+            ("reduction", how), ("ignore_index", -100), ("label_smoothing", smoothing),
+        )
+        return Node("out", "cross_entropy_loss", arguments, (TensorType(() if how else LABELS, dtype),), differentiable=True)
+
+    said = Body("Case", inputs, (), (), (loss("", "bfloat16"),), ("out",))
+    done = Body("Case", inputs, (), (), (*casts, loss("wide_", "float32")), ("out",))
+    held = peaks_by_torch(done, 1)
+    cast = 4 * FLAT[1] if weight else 0  # The oracle's variable of the weights lives on; the program has none.
+    assert predicted(said) == Passes(held.forward, held.backward - cast)
+    assert saved_bytes(localise(said, None, 1)) == saved_by_torch(done, 1)[0]
+
+
+def test_what_is_made_of_a_loss_of_half_precision_is_float32() -> None:
+    rows, values = TensorType(LABELS, "bfloat16"), {"a": TensorType(FLAT, "bfloat16"), "l": TensorType(LABELS, "int64")}
+    inputs = tuple(BodyValue(name, type_, name == "a") for name, type_ in {**values, "m": rows}.items())
+    loss: Arguments = (
+        ("self", Ref("a")), ("target", Ref("l")), ("weight", None), ("reduction", 0), ("ignore_index", -100),
+        ("label_smoothing", 0.0),
+    )
+    nodes = (
+        Node("loss", "cross_entropy_loss", loss, (rows,), differentiable=True),
+        Node("masked", "mul.Tensor", (("self", Ref("loss")), ("other", Ref("m"))), (rows,), differentiable=True),
+        Node("total", "sum", (("self", Ref("masked")), ("dtype", None)), (TensorType((), "bfloat16"),), differentiable=True),
+        Node("scaled", "mul.Tensor", (("self", Ref("m")), ("other", Ref("total"))), (rows,), differentiable=True),
+    )
+    types = localise(Body("Case", inputs, (), (), nodes, ("scaled",)), None, 1).types
+    assert {name: types[name].dtype for name in ("loss", "masked", "total", "scaled")} == {
+        "loss": "float32", "masked": "float32", "total": "float32", "scaled": "bfloat16",
+    }
+
+
 SEVERAL: list[tuple[str, Arguments, tuple[int, ...], tuple[str, str]]] = [
     ("max.dim", (("self", Ref("a")), ("dim", -1), ("keepdim", False)), ROWS, ("float32", "int64")),
     ("sort", (("self", Ref("a")), ("dim", -1), ("descending", False)), S, ("float32", "int64")),
