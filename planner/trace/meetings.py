@@ -9,7 +9,7 @@ to hold the samples of its result, in an order not known.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.ir.errors import ModelError
@@ -35,6 +35,8 @@ RANKS = frozenset({"argsort", "cumsum", "sort", "topk"})
 COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
 SPLITS = frozenset({"chunk", "split", "split_with_sizes", "tensor_split"})
 NEAR = (-2, -1, 1, 2)
+POOLS: Mapping[Argument, str] = {0: "sum", 1: "mean", 2: "amax"}
+"""What ``embedding_bag`` does with the rows of a bag, by its number of the mode."""
 
 
 class Kind(enum.Enum):
@@ -196,6 +198,9 @@ class _Walk:
         if Kind.PLACE not in kinds or not any(type_.floating for type_ in node.types):
             return
         order = next(iter(self._fitting(node)), None)
+        if node.base == "embedding_bag":
+            raise self._refuse(node, "finds a sample's ids by offsets, which nn.EmbeddingBag makes of the number of samples",
+                               f"nn.Embedding(...)(ids).{POOLS[node.argument('mode')]}(1) is the same of ids [batch, n]")
         for name, kind in zip(node.operands, kinds, strict=True):
             if kind is Kind.PLACE and self.positions.uniform(name, order) is False:
                 raise self._refuse(node, "computes with a sample's place in the batch, or with their number", ALONE)

@@ -106,6 +106,14 @@ def test_samples_that_meet(model_file: ModelFile, value: str, said: str) -> None
     assert "\n" not in str(raised.value) and raised.value.right
 
 
+@pytest.mark.parametrize(("mode", "pool"), [("sum", "sum"), ("mean", "mean"), ("max", "amax")])
+def test_bags_make_their_own_offsets(model_file: ModelFile, mode: str, pool: str) -> None:
+    """nn.EmbeddingBag of ids [batch, n] flattens them: the message says how the same is written sample by sample."""
+    with pytest.raises(ModelError, match=rf"offsets, which nn.EmbeddingBag makes.*nn.Embedding\(...\)\(ids\).{pool}\(1\)"):
+        traced(model_file, "x + self.n(x[..., 0].long()).unsqueeze(1)", f"self.n = nn.EmbeddingBag(50, 16, mode={mode!r})")
+    traced(model_file, f"x + self.n(x[..., 0].long()).{pool}(1).unsqueeze(1)", "self.n = nn.Embedding(50, 16)")
+
+
 @pytest.mark.parametrize("layer", ["GRU", "LSTM", "RNN"])
 def test_samples_as_time_steps(model_file: ModelFile, layer: str) -> None:
     """A slip that would run a million steps first."""
