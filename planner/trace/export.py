@@ -34,7 +34,7 @@ from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments
 from planner.trace.hidden import Hidden, UnlikeError
-from planner.trace.lines import first_line, users_line
+from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.load import ModelSource
 from planner.trace.loops import RefuseSampleLoops
 from planner.trace.recipes import default_dtype
@@ -320,6 +320,10 @@ def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None
     said = first_line(error)[:200]
     code = _code_at(line)
     if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
+        if passed_through(error, "_detect_is_causal_mask"):
+            return ModelError(line, f"torch looks at a mask's values to see whether it is causal{code}",
+                              "say so: tgt_is_causal=True beside tgt_mask, src_is_causal=True beside src_mask, is_causal=True "
+                              "for nn.TransformerEncoder (False of any other mask)")
         return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
                           "the traced graph must be the same for all data")
     advice = "write it in traceable tensor code"

@@ -36,6 +36,11 @@ def users_line(error: BaseException, folder: Path | None = None) -> str | None:
     return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else None
 
 
+def passed_through(error: BaseException, function: str) -> bool:
+    """Whether an exception came out of a function of this name."""
+    return any(frame.f_code.co_name == function for frame, _ in walk_tb(error.__traceback__))
+
+
 def running_line() -> str:
     """``file:line`` of the user's code that runs."""
     frame = sys._getframe(1)

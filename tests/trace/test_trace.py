@@ -373,6 +373,30 @@ def make():
     assert re.search(r"user_model.py:\d+$", raised.value.where)
 
 
+@pytest.mark.parametrize(("call", "flag"), [
+    ("self.t(x, x, tgt_mask=mask", "tgt_is_causal=True"), ("self.t(x, x, src_mask=mask", "src_is_causal=True"),
+    ("self.t.encoder(x, mask", "is_causal=True"), ("self.t.decoder(x, x, mask", "tgt_is_causal=True"),
+])
+def test_torch_is_told_that_a_mask_is_causal(model_file: Callable[[str], str], call: str, flag: str) -> None:
+    """Its own transformer looks at the mask's values otherwise, which a trace does not have."""
+    source = f"""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.t = nn.Embedding(48, 16), nn.Transformer(16, 2, 1, 1, 32, 0.0, batch_first=True)
+    def forward(self, input_ids):
+        x, mask = self.e(input_ids), nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
+        return {call}, {flag}) @ self.e.weight.T
+
+def make():
+    return M()
+"""
+    trace_model(load_model(model_file(source), {}, None), sequence=16, dtype="float32")
+    with pytest.raises(ModelError, match=f"to see whether it is causal.*{flag}") as raised:
+        trace_model(load_model(model_file(source.replace(f", {flag}", "")), {}, None), sequence=16, dtype="float32")
+    assert re.search(r"user_model.py:\d+$", raised.value.where)
+
+
 def test_in_place_operations_become_functional(model_file: Callable[[str], str]) -> None:
     source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", IN_PLACE)
     graph, error = both(load_model(model_file(source), {}, None))
