@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.memory import MASTER_BYTES, MOMENTS
@@ -17,7 +18,7 @@ from planner.ir.plan import Plan, Prediction
 from planner.ir.serialize import fingerprint
 from planner.search import Request
 from planner.search.candidates import Candidate, enumerate_candidates
-from planner.search.least import Least, LeastMemory
+from planner.search.least import LeastMemory
 from planner.search.prices import Prices
 from planner.search.refusal import looked_at
 from planner.search.solve import Fingerprints
@@ -54,10 +55,13 @@ def try_change(graph: ModelGraph, cluster: Cluster, request: Request, deadline: 
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     prices, enough = Prices(graph, limited, request, candidates, known=known), limited.chip.memory_bytes
 
-    def thriftiest(least_bytes: float) -> Least | None:
-        return LeastMemory(graph, candidates, prices, limited, request, names, deadline, enough=least_bytes).run()
+    def memory(some: Sequence[Candidate], least_bytes: float) -> LeastMemory:
+        return LeastMemory(graph, some, prices, limited, request, names, deadline, enough=least_bytes)
 
-    least = looked_at(thriftiest, enough, lambda plan, prediction: replayed(prediction, plan, graph, limited))
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        return replayed(prediction, plan, graph, limited)
+
+    least = looked_at(memory, candidates, enough, look, deadline)
     if least is None:
         return Trial(excluded=True)
     if least.prediction.fits:

@@ -111,6 +111,11 @@ class LeastMemory:
         plan, costed = self.best
         return Least(plan, evaluate(plan, costed, self.cluster), math.floor(bound))
 
+    def bounds(self) -> list[tuple[float, Candidate]]:
+        """Candidates, each with one ZeRO group, by the least that their sums may be; before :meth:`run`, and instead of it."""
+        self._begin()
+        return sorted(((bound, node.candidate) for _, _, bound, _, node in self._heap), key=lambda pair: pair[0])
+
     def _begin(self) -> None:
         """Every candidate with a bound. Families come with the narrowest tensor degree first, which is placed soonest; where a
         plan of so many bytes is ``enough``, the least of each is tried at once."""

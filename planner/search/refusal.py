@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import islice
 
 from hardware_profiles import Cluster
 from planner.constraints import Constraints
@@ -13,6 +14,7 @@ from planner.ir.costed import CostedGraph
 from planner.ir.errors import NoPlanFits, PinError, ShardwrightError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import StageMemory
+from planner.search.beyond import WIDER
 from planner.search.candidates import Candidate
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
@@ -24,11 +26,18 @@ LEAST_S = 20.0
 """Seconds for the proof at most."""
 LOOKS = 3
 """So often a plan that fits by its sums only is sought again with less memory."""
+ALONE_S = 1.0
+"""Seconds at most for plans that may fit by a closer look alone."""
+COMPARED = 8
+"""So many of those that do are compared."""
 Costing = Callable[[Candidate], CostedGraph | None]
+Memory = Callable[[Sequence[Candidate], float], LeastMemory]
+"""The search for the least memory of some candidates, which ends with a plan of at most so many bytes."""
 
 
 class MemoryTooSmall(NoPlanFits):
-    """No plan fits in memory. ``least``: the plan that needs the least; ``prices``: what was priced on the way."""
+    """No plan fits in memory by its sums, and none of those that need the least by a closer look. ``least``: the plan of the
+    least sums; ``prices``: what was priced on the way."""
 
     def __init__(self, wrong: str, right: str, least: Least, prices: Prices | None = None) -> None:
         super().__init__("memory", wrong, right)
@@ -63,10 +72,10 @@ def last_resort(
     now = time.perf_counter()
     until = max(now + LEAST_S / 4, min(now + LEAST_S, deadline))
 
-    def thriftiest(enough: float) -> Least | None:
-        return LeastMemory(graph, candidates, prices, cluster, request, names, until, enough=enough).run()
+    def memory(some: Sequence[Candidate], enough: float) -> LeastMemory:
+        return LeastMemory(graph, some, prices, cluster, request, names, until, enough=enough)
 
-    least = looked_at(thriftiest, cluster.chip.memory_bytes, look)
+    least = looked_at(memory, candidates, cluster.chip.memory_bytes, look, until + ALONE_S, COMPARED)
     if least is None:
         raise unplaceable(request.constraints)
     if least.prediction.fits:
@@ -75,17 +84,19 @@ def last_resort(
     raise MemoryTooSmall(shortage(least), "give it more memory, more devices or fewer constraints", least, known)
 
 
-def looked_at(thriftiest: Callable[[float], Least | None], limit_bytes: int, look: Look) -> Least | None:
-    """A plan of little memory that fits by a closer ``look`` too, else the one that misses the limit by least; None where no
-    candidate can be placed at all. ``thriftiest``: gives a plan of at most so many bytes by its sums, or that of the least."""
+def looked_at(
+    memory: Memory, candidates: Sequence[Candidate], limit_bytes: int, look: Look, deadline: float, compared: int = 1
+) -> Least | None:
+    """A plan of little memory that fits by a closer ``look``, else the one that misses the limit by least; None where no
+    candidate can be placed at all. ``compared``: of so many that fit by that look alone, the quickest."""
     least: Least | None = None
     enough = float(limit_bytes)
     for _ in range(LOOKS):
-        found = thriftiest(enough)
+        found = memory(candidates, enough).run()
         if found is None:
             return None
         seen, by_sums = look(found.plan, found.prediction), found.peak_bytes
-        if seen.fits and by_sums <= limit_bytes:  # What fits by a closer look only is in no search's space.
+        if seen.fits and by_sums <= limit_bytes:
             return replace(found, prediction=seen)
         if seen.peak_memory_bytes > by_sums:
             found = replace(found, prediction=seen)
@@ -93,7 +104,24 @@ def looked_at(thriftiest: Callable[[float], Least | None], limit_bytes: int, loo
         if by_sums > enough:
             break
         enough -= seen.peak_memory_bytes - limit_bytes
-    return least
+    if look is as_it_is:
+        return least
+    alone = islice(_by_look_alone(memory, candidates, limit_bytes, look, deadline), compared)
+    return min(alone, key=lambda each: each.prediction.step_s, default=least)
+
+
+def _by_look_alone(
+    memory: Memory, candidates: Sequence[Candidate], limit_bytes: int, look: Look, deadline: float
+) -> Iterator[Least]:
+    """Plans that fit by a closer look, whatever their sums: of every candidate the one of the least sums, least ones first.
+    They are in no search's space, whose plans fit by their sums."""
+    until, most = min(deadline, time.perf_counter() + ALONE_S), WIDER * limit_bytes
+    for bound, candidate in memory(candidates, -math.inf).bounds():
+        if bound > most or time.perf_counter() > until:
+            return
+        found = memory((candidate,), most).run()
+        if found is not None and (seen := look(found.plan, found.prediction)).fits:
+            yield replace(found, prediction=seen)
 
 
 def shortage(least: Least) -> str:
@@ -113,7 +141,7 @@ def shortage(least: Least) -> str:
         f"no plan fits: the least memory (pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}) needs "
         f"{told(worst.memory.total)} on the rank of stage {worst.index}, {category} "
         f"{told(getattr(worst.memory, category))} of it; the limit is "
-        f"{told(limit)}, {least.peak_bytes - limit} bytes too few ({proof})"
+        f"{told(limit)}, {least.peak_bytes - limit} bytes too few ({proof}; of the thriftiest none fits as replayed)"
     )
 
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.ir.costed import CostedGraph
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
 from planner.search import Request, parse_pins, search
+from planner.search.least import Least
+from planner.search.refusal import MemoryTooSmall
 from tests.oracles.exhaustive_plan import best_plan
 from tests.search.made import make_cluster, make_costed, make_graph
 
@@ -53,3 +56,40 @@ def test_without_a_closer_look_the_sums_decide() -> None:
     roomy = search(GRAPH, make_cluster(1, 10_000), REQUEST, costing=lambda _: costed)
     short = make_cluster(1, round(SHARE * roomy.prediction.peak_memory_bytes))
     assert search(GRAPH, short, REQUEST, costing=lambda _: costed).prediction.step_s > roomy.prediction.step_s
+
+
+@pytest.mark.parametrize("pins", [["pipeline=2"], ["pipeline=2", "schedule=interleaved-1f1b"], ["pipeline=1"]])
+def test_before_a_refusal_the_thriftiest_are_looked_at(pins: list[str]) -> None:
+    """One candidate's plan fits by the closer look alone, and it is not the one of the least sums."""
+    costed = make_costed(GRAPH, 3, levels=("none", "selective", "full"), crossing=4)
+    request = replace(REQUEST, batch=4, constraints=parse_pins([*pins, "tensor=1", "zero_group=1"]))
+    least = least_memory(costed, request)
+    limit = least.peak_bytes - 1
+
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        return lighter(plan, prediction) if plan.batch.micro != least.plan.batch.micro else prediction
+
+    found = search(GRAPH, make_cluster(2, limit), request, costing=lambda _: costed, look=look)
+    assert found.prediction.fits and found.prediction.memory_limit_bytes == limit
+    assert found.plan.batch.micro != least.plan.batch.micro
+
+
+def test_what_is_refused_was_looked_at() -> None:
+    costed = make_costed(GRAPH, 3, levels=("none", "selective", "full"), crossing=4)
+    least, seen = least_memory(costed, REQUEST), []
+
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        seen.append(plan)
+        return replace(lighter(plan, prediction), peak_memory_bytes=least.peak_bytes)
+
+    said = "proven: by their sums none needs less; of the thriftiest none fits as replayed"
+    with pytest.raises(MemoryTooSmall, match=said):
+        search(GRAPH, make_cluster(1, least.peak_bytes - 1), REQUEST, costing=lambda _: costed, look=look)
+    assert least.plan.stages in [plan.stages for plan in seen]
+
+
+def least_memory(costed: CostedGraph, request: Request) -> Least:
+    """The plan of the least sums, from what a search says that has no memory."""
+    with pytest.raises(MemoryTooSmall) as refused:
+        search(GRAPH, make_cluster(2 if request.batch > 1 else 1, 1), request, costing=lambda _: costed)
+    return refused.value.least
