@@ -27,6 +27,7 @@ from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall, unplaceable
 from planner.search.solve import Fingerprints
+from planner.trials import fewest_devices
 
 GIB = 2**30
 LEAST_S = 20.0
@@ -118,7 +119,7 @@ def _least_memory(
     limit = request.limited(cluster).chip.memory_bytes
     least, prices = _least(graph, cluster, request)
     if least.peak_bytes > limit:
-        return Outcome(solver(graph, cluster, request, progress), cluster)  # Which raises, and says why.
+        return Outcome(solver(graph, cluster, request, progress), cluster)  # By its replay alone, or it says why not.
     progress(f"least memory: {least.peak_bytes / GIB:.3f} GiB")
     if objective.within is None:
         result = _within(graph, cluster, request, least, prices)
@@ -151,8 +152,9 @@ def _fewest_devices(
     """The fewest devices whose best plan is quick enough: bisection over numbers of devices, then proofs for fewer ones.
 
     No plan computes faster than the chips' peak, so fewer devices than its FLOPs need in that time are excluded at once
-    (:func:`at_peak_s`: the MFU counts FLOPs that causal attention skips); a number of devices is excluded by the bound of its
-    own search, or because nothing fits on it.
+    (:func:`at_peak_s`: the MFU counts FLOPs that causal attention skips); so are those that do not hold the state once. A
+    number of devices is excluded by the bound of its own search; that nothing fits on it is known by sums alone, which are
+    above what a step holds, and excludes nothing.
     """
     if objective.max_step_s is None and not request.sequence:
         raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
@@ -161,7 +163,8 @@ def _fewest_devices(
     if largest.prediction.step_s > limit_s:
         raise _too_slow(largest, limit_s, cluster)
     least_s = at_peak_s(graph, cluster.chip, request.batch)
-    sizes = [size for size in sizes_up_to(cluster) if least_s / (size[0] * size[1]) <= limit_s]
+    fewest = fewest_devices(graph, cluster, request)
+    sizes = [(nodes, each) for nodes, each in sizes_up_to(cluster) if nodes * each >= max(fewest, least_s / limit_s)]
     tried: dict[int, SearchResult | None] = {len(sizes) - 1: largest}
     unproven = set[int]()
 
@@ -172,7 +175,7 @@ def _fewest_devices(
             tried[at] = _solve(graph, resize(cluster, nodes, per_node), request, largest.prices)
         except (NoPlanFits, PinError) as refusal:
             tried[at] = None
-            if isinstance(refusal, MemoryTooSmall) and not refusal.proven:
+            if isinstance(refusal, MemoryTooSmall):
                 unproven.add(at)
         found = tried[at]
         return found is not None and found.prediction.step_s <= limit_s

@@ -84,13 +84,19 @@ def searched(
     return Trial((result.plan, result.prediction), searched=True)
 
 
-def fewest_nodes(graph: ModelGraph, cluster: Cluster, request: Request) -> int:
-    """No plan fits on fewer nodes, whatever is cut how: their devices hold master weights and moments once at least."""
+def fewest_devices(graph: ModelGraph, cluster: Cluster, request: Request) -> int:
+    """No plan fits on fewer devices, whatever is cut how and however its memory is looked at: they hold master weights and
+    moments once at least."""
     limited = request.limited(cluster)
     usable = limited.chip.memory_bytes - limited.chip.reserve_bytes
     elements = sum(parameter.type.elements() for parameter in graph.parameters if parameter.trainable)
     held = elements * MASTER_BYTES[request.precision] * (1 + MOMENTS)
-    return max(1, math.ceil(held / max(usable, 1) / cluster.devices_per_node))
+    return max(1, math.ceil(held / max(usable, 1)))
+
+
+def fewest_nodes(graph: ModelGraph, cluster: Cluster, request: Request) -> int:
+    """The same of whole nodes."""
+    return math.ceil(fewest_devices(graph, cluster, request) / cluster.devices_per_node)
 
 
 def all_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:

@@ -81,6 +81,19 @@ def test_the_fewest_devices_reach_the_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sums_of_memory_exclude_no_devices(tmp_path: Path) -> None:
+    """On fewer devices no plan was found that fits; that there is none is known of the state alone, which fits on one."""
+    pins = ("--pin", "pipeline=1", "--pin", "data=1", "--pin", "microbatch=16", "-o", tmp_path / "plan.yaml")
+    least = run(*PLAN, *ON, *pins, "--objective", "memory").json["objective"]["least_memory_bytes"]
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(
+        f"base: local-cpu\nnodes: 1\ndevices_per_node: 4\nchip: {{memory: {{value: {least}, unit: B}}}}\n"
+    )
+    found = run(*PLAN, "--cluster", cluster, *pins, "--objective", "devices", "--max-step-s", 100).json["objective"]
+    assert found["devices"] == 4 and found["devices_lower_bound"] == 1
+
+
+@pytest.mark.slow
 def test_the_step_that_is_to_be_allowed_is_enough(tmp_path: Path) -> None:
     """It is told with six digits, which are no less than the step."""
     pins = ("--pin", "pipeline=1", "--pin", "tensor=1", "--pin", "zero=0", "--pin", "recompute=none")
