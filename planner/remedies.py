@@ -1,8 +1,8 @@
 """Why nothing fits, and what would help: each remedy is shown by a plan before it is named.
 
 Single changes are tried from cheap to dear: a constraint left out, another batch, more nodes of the same kind, more memory
-on every device. First by the plan of least memory under the change (:mod:`planner.trials`), which fits or proves that none
-does; then, with the time that is left, by a search for a quicker one. What the time was too short to tell is said.
+on every device. First by the plans of least memory under the change (:mod:`planner.trials`), of which one fits, or by their
+sums none does; then, with the time that is left, by a search for a quicker one. What the time was too short to tell is said.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _share(deadline: float, parts: int) -> float:
 
 
 _Found = tuple[list[_Change], bool]
-"""Changes that fit, and whether it is known that no other of the kind does (or that one is found)."""
+"""Changes that fit, and whether it is known by the sums that no other of the kind does (or that one is found)."""
 
 
 def _without(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
@@ -195,7 +195,8 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     state once are passed over without a look."""
     graph, cluster, request = job.graph, job.cluster, job.request
     most = MOST_NODES * cluster.nodes
-    below, proven = max(cluster.nodes, fewest_nodes(graph, cluster, request) - 1), True
+    hopeless = fewest_nodes(graph, cluster, request) - 1
+    below, proven = max(cluster.nodes, hopeless), True
     reach, known = below + 1, True
     fits: tuple[int, Cluster, Trial] | None = None
     while fits is None or fits[0] - below > 1:
@@ -220,7 +221,9 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     if fits is None:
         return [], known
     count, larger, trial = fits
-    fewest = f"; {below} {'is' if below == 1 else 'are'} too few" if proven and known else "; fewer may do"
+    fewest = "; fewer may do"
+    if proven and known:
+        fewest = f"; {below} {'is' if below == 1 else 'are'} too few{'' if below <= hopeless else ' by the sums of memory'}"
     return [_Change("nodes", f"{count} nodes", larger, request, trial, lambda plan: fewest)], True
 
 

@@ -1,4 +1,4 @@
-"""Whether a changed job fits in memory: by a plan of it that fits, or by a proof that none does."""
+"""Whether a changed job fits in memory: by a plan of it that fits, or because by the sums of memory none does."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ WORTH_S = 0.5
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known of a change. ``found``: a plan that fits under it, its memory replayed; ``excluded``: none does, that is
-    proven. Neither: the time was too short to tell. ``searched``: a search looked for the quickest plan."""
+    """What is known of a change. ``found``: a plan that fits under it, its memory replayed; ``excluded``: none does by its sums
+    (that is proven), nor do those of the least sums as replayed. Neither: the time was too short to tell. ``searched``: a
+    search looked for the quickest plan."""
 
     found: tuple[Plan, Prediction] | None = None
     excluded: bool = False
@@ -44,7 +45,7 @@ class Trial:
 
 
 def try_change(graph: ModelGraph, cluster: Cluster, request: Request, deadline: float, known: Prices | None = None) -> Trial:
-    """Look for the plan of least memory until one fits. ``deadline``: time.perf_counter; ``known``: prices of a job like it."""
+    """Look for the plans of least memory until one fits. ``deadline``: time.perf_counter; ``known``: prices of a like job."""
     if time.perf_counter() >= deadline:
         return Trial()
     try:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.commands import run, small
+from hardware_profiles import resolve_cluster
+from planner.search import Request
+from planner.trace import load_model, trace_model
+from planner.trials import fewest_nodes
+from tests.commands import SMALL, run, small
 
 PINS = ("pipeline=2", "data=2", "zero=0", "microbatch=4")
 
@@ -71,7 +76,7 @@ def test_what_fits_by_its_replay_alone_is_planned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_more_nodes_are_counted(tmp_path: Path) -> None:
-    """State that does not fit on one node: the named number of nodes is enough, and the one before it is not."""
+    """The named number of nodes is enough, and the one before it is not; it holds the state, so only the sums say so."""
     cluster, output = tmp_path / "h100.yaml", tmp_path / "plan.yaml"
     arguments = ("plan", *small(layers=12, hidden=512), "--batch", 16, "--gap", 0.1, "--time-limit", 8,
                  "--pin", "pipeline=1", "--pin", "tensor=1", "-o", output, "--cluster")
@@ -79,7 +84,7 @@ def test_more_nodes_are_counted(tmp_path: Path) -> None:
     cluster.write_text(f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: {peak + 2**24}, unit: B}}}}\n")
     refused = run(*arguments, cluster)
     assert refused.code == 3, refused.err
-    named = re.search(r"with (\d+) nodes \([^;]*; (\d+) (?:is|are) too few\)", refused.error)
+    named = re.search(r"with (\d+) nodes \([^;]*; (\d+) (?:is|are) too few by the sums of memory\)", refused.error)
     assert named is not None and named.groups() == ("2", "1"), refused.error
     assert run(*arguments, f"{cluster}:2").code == 0
 
@@ -97,3 +102,13 @@ def test_tensor_ranks_on_several_nodes_are_a_remedy(tmp_path: Path) -> None:
     named = re.search(r"with (\d+) nodes", refused.error)
     assert named is not None, refused.error
     assert run(*arguments, "--cluster", f"{cluster}:{named[1]}x1").code == 0
+
+
+def test_fewer_devices_than_hold_the_state_once_are_too_few() -> None:
+    graph = trace_model(load_model(SMALL[0], {"layers": 2, "hidden": 64, "vocab": 64}, 32), sequence=32, dtype="float32")
+    cluster = resolve_cluster("dgx-h100:4x1")
+    state = 12 * sum(parameter.type.elements() for parameter in graph.parameters)
+    for parts in (1, 3):
+        for more, expected in ((0, parts), (-1, parts + 1)):
+            chip = replace(cluster.chip, memory_bytes=cluster.chip.reserve_bytes + -(-state // parts) + more)
+            assert fewest_nodes(graph, replace(cluster, chip=chip), Request(8, 32, "fp32")) == expected
