@@ -18,12 +18,13 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Plan a model that is wrong; returns the error line."""
+    output = str(tmp_path_factory.mktemp("refused") / "plan.yaml")
 
     def plan(model: str, *flags: str) -> str:
         with pytest.raises(SystemExit) as left:
-            main(["plan", model, "--cluster", "local-cpu:1x1", "--batch", "1", "-o", "/dev/null", *flags])
+            main(["plan", model, "--cluster", "local-cpu:1x1", "--batch", "1", "-o", output, *flags])
         said = capsys.readouterr()
         assert left.value.code == 2, said.err
         assert said.out == "", "an error belongs on standard error"
