@@ -198,12 +198,14 @@ class _Walk:
         if Kind.PLACE not in kinds or not any(type_.floating for type_ in node.types):
             return
         order = next(iter(self._fitting(node)), None)
-        if node.base == "embedding_bag":
-            raise self._refuse(node, "finds a sample's ids by offsets, which nn.EmbeddingBag makes of the number of samples",
-                               f"nn.Embedding(...)(ids).{POOLS[node.argument('mode')]}(1) is the same of ids [batch, n]")
         for name, kind in zip(node.operands, kinds, strict=True):
-            if kind is Kind.PLACE and self.positions.uniform(name, order) is False:
-                raise self._refuse(node, "computes with a sample's place in the batch, or with their number", ALONE)
+            if kind is not Kind.PLACE or self.positions.uniform(name, order) is not False:
+                continue
+            if node.base == "embedding_bag":
+                wrong = "finds a sample's ids by offsets, which nn.EmbeddingBag makes of the number of samples"
+                same = f"nn.Embedding(...)(ids).{POOLS[node.argument('mode')]}(1) is the same of ids [batch, n]"
+                raise self._refuse(node, wrong, same)
+            raise self._refuse(node, "computes with a sample's place in the batch, or with their number", ALONE)
 
     def _refuse_table(self, node: Node) -> None:
         """Parameters that are read by a sample's place in the batch."""
