@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cost_models import pipeline as pipeline_of
 from cost_models.live import LIVE, in_flight, instants
-from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, is_long, lengths, simulate
+from cost_models.pipeline import NOTHING, StageTimes, Timeline, _depths, actions_of, is_long, lengths, simulate
 from cost_models.schedules import SCHEDULES, actions, legal, rank_of_stage, stages_of_rank
 
 UNIT = StageTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
@@ -33,6 +33,11 @@ def drawn(timeline: Timeline, rank: int, width: int) -> str:
             for second in range(round(event.start_s), round(event.end_s)):
                 cells[second] = event.action.kind
     return "".join(cells)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_number_of_actions(case: tuple[str, int, int, int]) -> None:
+    assert actions_of(*case) == sum(map(len, actions(*case)))
 
 
 def test_the_grid_of_1f1b() -> None:
