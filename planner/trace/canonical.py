@@ -33,6 +33,7 @@ FIRST = {
     "rrelu_with_noise_functional": "rrelu",
 }
 """More results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
+LOOKUPS = frozenset({"embedding", "embedding_bag"})
 DROPOUTS = frozenset({"dropout", "dropout_"})
 OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
 """Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
@@ -81,6 +82,9 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     elif node.base in ONE_DTYPE and (others := _other_dtypes(node, types)):
         wrong = f"{node.base} is given {types[node.operands[0]].dtype} and {' and '.join(others)}"
         right = "torch computes it in one dtype alone: cast one of them (x.to(weight.dtype)), or choose another --precision"
+    elif node.base in LOOKUPS and node.differentiable and arguments["scale_grad_by_freq"]:
+        wrong = f"{node.base} divides its gradients by how often a call has each id (scale_grad_by_freq=True)"
+        right = "a statistic over the batch: it differs between micro-batches and plans; leave it out"
     elif "grouped_mm" in node.base and node.type.dtype == "float64":
         wrong, right = "torch's grouped_mm does not compute in float64", "--precision bf16 or fp32"
     elif "batch_norm" in node.base and arguments.get("training", arguments.get("train")) and not _is_of_one(node, types):
@@ -247,6 +251,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield _group_norm(node)
     elif node.base == "cat":
         yield replace(node, arguments=(("tensors", tuple(map(Ref, _filled(node, types)))), ("dim", arguments["dim"])))
+    elif node.base in LOOKUPS:  # What is left of the flag is of a table without gradients.
+        yield with_arguments(node, scale_grad_by_freq=False)
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
         yield from _cast_first(node, types)
     elif node.base == "rrelu":
@@ -287,6 +293,11 @@ def _group_norm(node: Node) -> Node:
     said = {"input": given["input"], "num_groups": node.type.shape[1], "weight": given["weight"], "bias": given["bias"],
             "eps": given["eps"], "cudnn_enabled": True}
     return replace(node, op="group_norm", arguments=tuple(said.items()))
+
+
+def with_arguments(node: Node, **changed: Argument) -> Node:
+    """The node with other values of some arguments."""
+    return replace(node, arguments=tuple((key, changed.get(key, value)) for key, value in node.arguments))
 
 
 def _filled(node: Node, types: Mapping[str, TensorType]) -> Sequence[str]:

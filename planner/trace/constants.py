@@ -9,8 +9,8 @@ from torch import Tensor
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import Node
-from planner.ir.types import Argument, Ref
-from planner.trace.canonical import prune
+from planner.ir.types import Ref
+from planner.trace.canonical import prune, with_arguments
 from planner.trace.flat import FlatGraph, place
 from planner.trace.interpret import execute
 
@@ -66,7 +66,7 @@ def fold_masks(graph: FlatGraph) -> FlatGraph:
             if mask.name not in meaning:
                 meaning[mask.name] = _meaning(constants.value(mask.name))
             if meaning[mask.name] is not None:
-                node = _with(node, attn_mask=None, is_causal=meaning[mask.name] == "causal")
+                node = with_arguments(node, attn_mask=None, is_causal=meaning[mask.name] == "causal")
                 fixed |= _buffers_behind(graph, mask.name)
         nodes.append(node)
     return prune(replace(graph, nodes=tuple(nodes), fixed=frozenset(fixed)))
@@ -81,10 +81,6 @@ def _buffers_behind(graph: FlatGraph, name: str) -> set[str]:
             seen.add(current)
             pending.extend(graph.by_name[current].operands if current in graph.by_name else ())
     return {value for value in seen if value.startswith("buffer:")}
-
-
-def _with(node: Node, **changed: Argument) -> Node:
-    return replace(node, arguments=tuple((key, changed.get(key, value)) for key, value in node.arguments))
 
 
 def _meaning(mask: Tensor | None) -> str | None:

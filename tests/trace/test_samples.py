@@ -303,3 +303,13 @@ def test_parts_of_an_order() -> None:
 
 def test_orders() -> None:
     assert [*orders(6)] == [Order(6, 1), Order(3, 2), Order(2, 3), Order(1, 6)]
+
+
+def test_gradients_divided_by_how_often_a_call_has_an_id(model_file: ModelFile) -> None:
+    """Refused of what is trained: a frozen table has no gradients."""
+    said = r"user_model\.py:\d+: embedding divides its gradients by how often a call has each id .*; leave it out$"
+    with pytest.raises(ModelError, match=said):
+        traced(model_file, "self.t(input_ids)", has="self.t = nn.Embedding(40, 16, scale_grad_by_freq=True)")
+    graph = traced(model_file, "F.embedding(input_ids, self.e.weight.detach(), scale_grad_by_freq=True)")
+    lookups = [node for body in graph.bodies for node in body.nodes if node.base == "embedding"]
+    assert len(lookups) == 2 and not any(node.argument("scale_grad_by_freq") for node in lookups)
