@@ -14,9 +14,6 @@ def embedding(site: Site) -> Equation:
     """``embedding`` of [V, E]: columns; rows (each rank looks up what it holds: partial sums); positions."""
     weight, positions = site.types[:2]
     places = aligned(positions, positions.rank)
-    plain = not site.literal("scale_grad_by_freq") and not site.literal("sparse")
-    if not plain:
-        return Equation()
     return Equation(spell(site, [("rows", "columns"), places], [(*places, "columns")], ["rows"] if weight.rank == 2 else ()))
 
 

@@ -251,8 +251,10 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield _group_norm(node)
     elif node.base == "cat":
         yield replace(node, arguments=(("tensors", tuple(map(Ref, _filled(node, types)))), ("dim", arguments["dim"])))
-    elif node.base in LOOKUPS:  # What is left of the flag is of a table without gradients.
-        yield with_arguments(node, scale_grad_by_freq=False)
+    elif node.base in LOOKUPS:  # FSDP2 reduces dense gradients alone; a table that is divided has none.
+        yield with_arguments(node, scale_grad_by_freq=False, sparse=False)
+    elif node.base == "gather":
+        yield with_arguments(node, sparse_grad=False)
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
         yield from _cast_first(node, types)
     elif node.base == "rrelu":

@@ -173,3 +173,12 @@ def test_what_draws_random_numbers(model_file: Callable[[str], str], called: str
     net = NET.replace("        self.a,", "        self.g = nn.GRU(16, 16, 2, dropout=0.1, batch_first=True)\n        self.a,")
     with pytest.raises(ModelError, match=f"{base} draws random numbers in forward; only dropout may"):
         traced(model_file(net.format(forward=f"x = {called}", rest="")))
+
+
+@pytest.mark.parametrize("called", [
+    "F.embedding(input_ids, self.e.weight, sparse=True)", "torch.gather(x, 1, input_ids[..., None] // 8, sparse_grad=True)",
+])
+def test_gradients_are_dense(model_file: Callable[[str], str], called: str) -> None:
+    found = nodes(traced(model_file(NET.format(forward=f"x = x + {called}", rest=""))))
+    assert not any(argument and key in ("sparse", "sparse_grad") for node in found for key, argument in node.arguments)
+    assert {"embedding", "gather"} & {node.base for node in found}
