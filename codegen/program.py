@@ -176,7 +176,7 @@ class Program:
     chain: tuple[Link, ...]
     runs: tuple[Run, ...]
     cuts: tuple[Cut, ...]
-    batch: tuple[tuple[str, TensorType, str, int], ...]
+    batch: tuple[tuple[str, TensorType, str, int, int], ...]
     loss: str
     initialization: Mapping[str, tuple[InitStep, ...]]
     constants: tuple[Buffer, ...]

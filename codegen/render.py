@@ -82,8 +82,8 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         {"first": s.first, "last": s.last, "zero": _repeated([d.zero for d in s.decisions])} for s in plan.stages
     ]
     inputs = [
-        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high}
-        for name, type_, role, high in program.batch
+        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high, "shown": shown}
+        for name, type_, role, high, shown in program.batch
     ]
     sized = any(entry["role"] == "tokens" and entry["shape"] == (plan.sequence,) for entry in inputs)
     flops = prediction.model_flops_per_device_s * devices * prediction.step_s / plan.batch.total if prediction else 0.0

@@ -23,7 +23,9 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """A tensor of the batch: ``shape`` of one sample, dtype, exclusive bound ``high`` of integers (0: none).
+    """A tensor of the batch: ``shape`` of one sample, dtype, exclusive bound ``high`` of integers (0: none known).
+
+    Where none is known, ``shown`` is that of the model's example inputs.
 
     ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up.
     """
@@ -33,6 +35,12 @@ class BatchInput:
     dtype: torch.dtype
     role: Literal["tokens", "targets", "other"]
     high: int = 0
+    shown: int = 0
+
+    @property
+    def below(self) -> int:
+        """Exclusive bound of the integers that are made up."""
+        return self.high or max(self.shown, 2)
 
 
 class Source(Protocol):
@@ -164,7 +172,7 @@ class Batches:
         generator = torch.Generator().manual_seed(seed_of("input", self.seed, index, entry.name))
         if entry.dtype.is_floating_point:
             return torch.randn(entry.shape, generator=generator, dtype=torch.float32).to(entry.dtype)
-        return torch.randint(entry.high or 2, entry.shape, generator=generator).to(entry.dtype)
+        return torch.randint(entry.below, entry.shape, generator=generator).to(entry.dtype)
 
 
 def make_batches(
@@ -178,7 +186,7 @@ def make_batches(
     if path is not None:
         source = _checked_file(path, tokens, seed)
     elif tokens is not None:
-        source = SyntheticTokens(seed, tokens.high)
+        source = SyntheticTokens(seed, tokens.below)
     return Batches(inputs, source, seed, total, data_rank, data, device, before)
 
 
@@ -190,7 +198,7 @@ def _checked_file(path: Path, tokens: BatchInput | None, seed: int) -> TokenFile
             raise ProgramError("--data", "this model takes no tokens", "leave it out")
         file = TokenFile(path, seed, tokens.shape[-1])
         largest = file.largest(dist.get_rank(), dist.get_world_size())
-        if largest >= tokens.high:
+        if tokens.high and largest >= tokens.high:
             raise ProgramError(
                 str(path), f"holds token {largest}",
                 f"the model's vocabulary has {tokens.high} (0 to {tokens.high - 1})",

@@ -110,13 +110,15 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none).
-    ``role``: ``tokens`` (drawn from data), ``targets`` (tokens shifted by one), ``positions`` or ``other``."""
+    """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none known);
+    ``shown``: where none is known, of those that the model's example inputs have (0: none has any). ``role``: ``tokens`` (drawn
+    from data), ``targets`` (tokens shifted by one) or ``other``."""
 
     name: str
     type: TensorType
     role: Literal["tokens", "targets", "other"]
     high: int = 0
+    shown: int = 0
 
 
 @dataclass(frozen=True, slots=True)

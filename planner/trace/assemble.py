@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.errors import ModelError
-from planner.ir.graph import BatchInput, Block, Body, BodyValue, ModelGraph, Node
-from planner.ir.types import Argument, Ref, TensorType
+from planner.ir.graph import Block, Body, BodyValue, ModelGraph
+from planner.ir.types import Argument, Ref
 from planner.trace.blocks import Segment
+from planner.trace.bounds import bounded
 from planner.trace.buffers import unknown_buffers, values_of_buffers
 from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
-from planner.trace.flat import FlatGraph, place
+from planner.trace.flat import FlatGraph
 from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
 from planner.trace.packing import packed
 
@@ -55,7 +56,7 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
         ))
     used = [value.name for value in context.buffers] + [fqn for block in blocks for _, fqn in block.buffers]
     return ModelGraph(
-        name=name, batch_inputs=_batch_inputs(graph), parameters=built.parameters,
+        name=name, batch_inputs=bounded(graph), parameters=built.parameters,
         buffers=values_of_buffers(graph, tuple(dict.fromkeys(used)), built), context=context,
         bodies=tuple(bodies.values()), blocks=tuple(blocks), loss=names.of[loss], weight=names.of[weight],
         dtype=built.dtype, sequence=graph.sequence,
@@ -228,40 +229,3 @@ def _label(segment: Segment, body: Body, before: Sequence[Block]) -> str:
     while name in taken:
         name, count = f"{wanted}_{count}", count + 1
     return name
-
-
-def _batch_inputs(graph: FlatGraph) -> tuple[BatchInput, ...]:
-    """The batch inputs, with the bound of values that index a table or name a class."""
-    bounds: dict[str, int] = {}
-    for node in graph.nodes:
-        arguments = dict(node.arguments)
-        if node.base == "embedding":
-            indices, rows = arguments["indices"], _type(graph, arguments["weight"]).shape[0]
-        elif node.base in ("cross_entropy_loss", "nll_loss", "nll_loss_nd") and node.operands:
-            indices, rows = arguments["target"], _type(graph, arguments["self"]).shape[-1]
-            if _type(graph, arguments["self"]).rank > 1:
-                rows = _type(graph, arguments["self"]).shape[1]
-        else:
-            continue
-        if rows == 0:
-            raise ModelError(place(node, graph.where), f"{node.base} has no rows or classes to choose from", "give it some")
-        origin = _origin(graph, indices)
-        if isinstance(rows, int) and origin is not None and not graph.inputs[origin].floating:
-            bounds[_bare(origin)] = min(rows, bounds.get(_bare(origin), rows))
-    return tuple(replace(given, high=bounds.get(given.name, given.high)) for given in graph.batch_inputs)
-
-
-def _type(graph: FlatGraph, argument: Argument) -> TensorType:
-    assert isinstance(argument, Ref)
-    return graph.type_of(argument.name)
-
-
-def _origin(graph: FlatGraph, argument: Argument) -> str | None:
-    """The batch input whose elements a value consists of."""
-    name = argument.name if isinstance(argument, Ref) else ""
-    while name in graph.by_name:
-        node: Node = graph.by_name[name]
-        if node.base not in ("reshape", "to", "contiguous", "slice", "clone", "transpose", "squeeze", "unsqueeze"):
-            return None
-        name = node.operands[0]
-    return name if name.startswith("batch:") else None

@@ -54,10 +54,10 @@ def give_start(model: nn.Module, graph: ModelGraph, prefix: str = "") -> None:
 def batches_of(graph: ModelGraph, total: int) -> Batches:
     """What an emitted program trains on, by step, all ranks together."""
     inputs = [
-        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high) for i in graph.batch_inputs
+        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high, i.shown)
+        for i in graph.batch_inputs
     ]
-    vocabulary = next((i.high for i in graph.batch_inputs if i.role == "tokens"), 0)
-    tokens = SyntheticTokens(SEED, vocabulary) if vocabulary else None
+    tokens = next((SyntheticTokens(SEED, i.below) for i in inputs if i.role == "tokens"), None)
     return Batches(inputs, tokens, SEED, total, 0, 1, torch.device("cpu"))
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from runtime import launch
 from runtime.block import Block
 from runtime.collectives import TensorAxis
-from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile
+from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile, make_batches
 from runtime.dropout import DropoutStream
 from runtime.errors import ProgramError
 from runtime.initialize import decode_constant, initialize
@@ -123,6 +123,22 @@ def test_a_file_that_is_wrong_says_what(tmp_path: Path) -> None:
         TokenFile(token_file(tmp_path / "short", [1, 2, 3, 4, 5], claimed=9), 0, 4)
     with pytest.raises(ProgramError, match="5 tokens; one sample needs 9"):
         TokenFile(token_file(tmp_path / "few", [1, 2, 3, 4, 5]), 0, 8)
+
+
+def test_tokens_without_a_known_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synthetic ones are as the example inputs', a file's are any."""
+    for name, alone in (("get_rank", lambda: 0), ("get_world_size", lambda: 1)):
+        monkeypatch.setattr(f"torch.distributed.{name}", alone)
+    monkeypatch.setattr("runtime.data.raise_together", lambda error: None)
+    file = token_file(tmp_path / "tokens", [*range(1000, 1020)])
+    for shown, below in ((0, 2), (1, 2), (300, 300)):
+        inputs = [
+            BatchInput("input_ids", (6,), torch.int64, "tokens", 0, shown),
+            BatchInput("image", (99,), torch.int32, "other", 0, shown),
+        ]
+        made = [make_batches(inputs, path, 3, 50, 0, 1, CPU).at(0) for path in (None, file)]
+        assert below // 2 <= int(made[0]["input_ids"].max()) < below <= 1000 <= int(made[1]["input_ids"].min())
+        assert int(made[0]["image"].max()) == below - 1
 
 
 def test_the_learning_rate_warms_up_and_decays() -> None:
