@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from codegen.members import OF_BLOCKS, attribute_paths, spare
 from codegen.naming import unique
 from codegen.program import Compute, Convert, Function, LocalArgument, Repeat, Statement, Variable
 from planner.ir.errors import InternalError
@@ -109,9 +110,8 @@ class Builder:
         return tuple(items.get(at, "") for at in range(len(node.types)))
 
     def function(self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Function:
-        attributes = frozenset(v.name for v in (*self.body.parameters, *self.body.buffers))
-        return Function(name, inputs, tuple(self.statements), outputs, dict(self.variables), attributes, self.random,
-                        self.degree)
+        return Function(name, inputs, tuple(self.statements), outputs, dict(self.variables), attributes_of(self.body),
+                        self.random, self.degree)
 
 
 def _renamed(argument: LocalArgument, names: Iterator[str]) -> LocalArgument:
@@ -183,6 +183,11 @@ def _special(
     return "", ()
 
 
+def attributes_of(body: Body) -> Mapping[str, str]:
+    """Where its block has each parameter and buffer of a body."""
+    return attribute_paths([value.name for value in (*body.parameters, *body.buffers)])
+
+
 def random_sites(body: Body) -> Mapping[str, int]:
     """A number for every node that draws random masks, by its order in the body."""
     names = [node.name for node in body.nodes if draws(node)]
@@ -218,6 +223,7 @@ def lower_body(
     """
     strategies = {item.node: item.strategy for item in placement.nodes}
     used = {value.name.split(".")[0] for value in (*body.parameters, *body.buffers)}
+    members = OF_BLOCKS | {path.split(".")[0] for path in attributes_of(body).values()}
     builder = Builder(body, placement.degree, batch, strategies, random_sites(body), used)
     inputs = tuple(
         builder.define(value.name, REPLICATE if value.name in outside else lies)
@@ -227,7 +233,8 @@ def lower_body(
     methods: list[Function] = []
     for group in ordered(body, regions):
         if group in regions:
-            methods.append(_region(builder, group, "core" if len(regions) == 1 else f"core_{len(methods) + 1}", placement))
+            name = spare("core" if len(regions) == 1 else f"core_{len(methods) + 1}", members)
+            methods.append(_region(builder, group, name, placement))
         elif body.by_name[group[0]].base != "getitem":
             builder.compute(body.by_name[group[0]])
     outputs = tuple(

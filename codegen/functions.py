@@ -45,7 +45,7 @@ class _Writer:
         self.lines: list[str] = []
         self.texts: dict[str, Text] = {name: Text(name) for name in function.variables}
         if method:
-            self.texts |= {name: Text(f"self.{name}{_scalar(function, name)}") for name in function.attributes}
+            self.texts |= {name: Text(f"self.{path}{_scalar(function, name)}") for name, path in function.attributes.items()}
         device = f"{function.inputs[0]}.device" if function.inputs else "self.tensor.device"
         self.scope = Scope(self.texts, "batch", device, set())
         self.uses = Counter(name for s in function.statements for name in _reads(s)) + Counter(function.outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.bodies import lower_body, random_sites
+from codegen.bodies import attributes_of, lower_body, random_sites
 from codegen.naming import unique
 from codegen.program import BlockClass, Declaration, Function, Link, Program, Variable
 from codegen.stages import Chain, lower_chain, lower_context
@@ -33,7 +33,8 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
     used |= {cls.name for cls in classes.values()} | set(chain.variable.values())
     functions, calls, weight = lower_context(graph, chain, plan.batch.micro, used)
     links = tuple(
-        _link(block, names[block.body, kind]) for block, kind in zip(graph.blocks, kinds, strict=True)
+        _link(block, names[block.body, kind], attributes_of(graph.body_of[block.body]))
+        for block, kind in zip(graph.blocks, kinds, strict=True)
     )
     return Program(
         plan=plan, model=graph.name, classes=tuple(classes.values()), context=functions, calls=calls, weight=weight,
@@ -100,11 +101,12 @@ def _class(
     short = _relative(body, blocks[0].name)
     forward, methods = lower_body(short, placement, plan.batch.micro, outside, regions)
     trainable = {path: graph.parameter_of[fqn].trainable for path, fqn in blocks[0].parameters}
+    paths = attributes_of(body)
     parameters = tuple(
-        Declaration(value.name, value.type, lies, trainable[value.name])
+        Declaration(paths[value.name], value.type, lies, trainable[value.name])
         for value, lies in zip(body.parameters, placement.parameters, strict=True)
     )
-    constants = tuple(Declaration(value.name, value.type, REPLICATE) for value in body.buffers)
+    constants = tuple(Declaration(paths[value.name], value.type, REPLICATE) for value in body.buffers)
     users = [b.name for b, k in zip(graph.blocks, kinds, strict=True) if b.body == body.name and k == kind]
     doc = _doc(plan, graph, forward, users, kind)
     return BlockClass(name, body.name, doc, parameters, constants, forward, methods, kind == "full")
@@ -151,9 +153,9 @@ def _ranges(users: list[str], every: list[str]) -> str:
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
-def _link(block: Block, cls: str) -> Link:
-    """A block's bindings: one prefix where that tells them all."""
-    pairs = (*block.parameters, *block.buffers)
+def _link(block: Block, cls: str, paths: Mapping[str, str]) -> Link:
+    """A block's bindings: one prefix where that tells them all. ``paths``: where the block has each of the body's names."""
+    pairs = tuple((paths[name], fqn) for name, fqn in (*block.parameters, *block.buffers))
     for prefix in ("", f"{block.name}."):
         if all(fqn == f"{prefix}{path}" for path, fqn in pairs):
             return Link(block.name, cls, prefix)

@@ -70,7 +70,7 @@ Statement: TypeAlias = "Compute | Convert | Repeat"
 
 @dataclass(frozen=True)
 class Function:
-    """A function over variables. ``attributes``: names in the body that are attributes of the object (``self.<name>``).
+    """A function over variables. ``attributes``: names in the body that are the object's, each with its path there.
 
     ``random``: it takes the dropout stream as its last argument.
     """
@@ -80,7 +80,7 @@ class Function:
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
     variables: Mapping[str, Variable]
-    attributes: frozenset[str] = frozenset()
+    attributes: Mapping[str, str] = field(default_factory=dict)
     random: bool = False
     degree: int = 1
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.bodies import lower_body
+from codegen.members import OF_UNITS
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
 from planner.ir.graph import Block, Body, BodyValue, ModelGraph
@@ -14,10 +15,7 @@ from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStra
 from planner.ir.plan import Plan
 from planner.ir.types import Argument, BatchMultiple
 
-_ATTRIBUTES = frozenset({
-    "first", "last", "receives", "sends", "units", "forward", "training", "modules", "parameters", "buffers", "children",
-    "train", "eval", "apply", "compile", "to", "type", "half", "float", "double", "state_dict",
-})
+_ATTRIBUTES = OF_UNITS | {"first", "last", "receives", "sends", "units"}
 
 
 @dataclass(frozen=True)

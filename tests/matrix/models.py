@@ -590,3 +590,27 @@ def stamped(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) ->
 def hollow(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stamped:
     """The same without a token before the others: a parameter of no elements."""
     return Stamped((Average(width) for _ in range(layers)), width, vocab, seq, firsts=0)
+
+
+class Named(nn.Module):
+    """Called as what the runtime and FSDP2 call their own, a tensor that it keeps too."""
+
+    def __init__(self, width: int, seq: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.core, self.tensor, self.declare = (nn.Linear(width, width) for _ in range(3))
+        self.name, self.unshard = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+        self.share = nn.Parameter(torch.ones(width))
+        self.register_buffer("constant", torch.linspace(0.5, 1.5, seq)[:, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = (
+            made(self.name(x)).view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
+            for made in (self.core, self.tensor)
+        )
+        x = x + F.scaled_dot_product_attention(query, key, key, is_causal=True).transpose(1, 2).flatten(2) * self.share
+        return x + self.declare(self.unshard(x)) * self.constant
+
+
+def named(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
+    return Stacked((Named(width, seq) for _ in range(layers)), width, vocab)
