@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from codegen.lower import lower
@@ -11,6 +11,7 @@ from codegen.verify import verify
 from planner.ir.errors import InputError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
+from planner.ir.replacing import replacing
 
 __all__ = ["emit", "lower", "render", "verify"]
 
@@ -20,31 +21,27 @@ _MARKS = ("train.py", "plan.yaml", "runtime")
 
 def emit(
     plan: Plan, graph: ModelGraph, directory: Path, *, prediction: Prediction | None, plan_yaml: str,
-    per_node: int | None = None,
+    per_node: int | None = None, beside: Mapping[str, str] | None = None,
 ) -> None:
     """Write the program of a plan. ``plan_yaml``: the plan's own text; ``per_node``: devices of one node (default: 8 at
-    most).
+    most); ``beside``: files that belong to the plan, by name.
 
-    An emitted program is overwritten; raises InputError where the directory holds anything else.
+    An emitted program is overwritten; raises InputError where the directory holds anything else, and OSError.
     """
     program = verify(lower(plan, graph))
     files = render(program, prediction=prediction, per_node=per_node)
-    write(directory, {**files, "plan.yaml": plan_yaml})
+    write(directory, {**files, "plan.yaml": plan_yaml, **(beside or {})})
 
 
-def write(directory: Path, files: dict[str, str]) -> None:
-    """Write the files, and the runtime beside them."""
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """Write the files, and the runtime beside them: all, or none where one cannot be written. Others in the directory stay."""
     if directory.exists() and not directory.is_dir():
         raise InputError(str(directory), "is a file", "a directory that is new, empty or an emitted program")
     if directory.exists() and any(directory.iterdir()) and not all((directory / mark).exists() for mark in _MARKS):
         raise InputError(str(directory), "holds files that are no emitted program", "a new or empty directory")
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("constants.json", "initialization.json"):
-        (directory / name).unlink(missing_ok=True)
-    for name, text in files.items():
-        (directory / name).write_text(text, encoding="utf-8")
-    (directory / "launch.sh").chmod(0o755)
-    target = directory / "runtime"
-    if target.exists():
-        shutil.rmtree(target)
-    shutil.copytree(_RUNTIME, target, ignore=shutil.ignore_patterns("__pycache__"))
+    with replacing() as new:
+        if "constants.json" not in files:
+            new.remove(directory / "constants.json")
+        for name, text in files.items():
+            new.write(directory / name, text, mode=0o755 if name == "launch.sh" else None)
+        new.copy(directory / "runtime", _RUNTIME)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from planner.evaluate import evaluate_plan
 from planner.ir.errors import PlanFileError, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
+from planner.ir.replacing import replacing
 from planner.ir.serialize import from_json, to_json
 from planner.plan_file import dump, load, placed_for
 from planner.search import Certificate
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from planner.compile import Compiled
 
 _BESIDE = "`shardwright plan` writes it beside the plan: keep the three files together"
+
+
+class _Tried(Exception):
+    """It would have been written."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,12 @@ def check_output(path: Path, inputs: Collection[Path] = ()) -> None:
             raise PlanFileError(str(path), "is no regular file", "give -o a file, for example plan.yaml")
         if any(path.exists() and file.exists() and path.samefile(file) for file in inputs):
             raise PlanFileError(str(path), "is what the plan is made from", "give -o another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():  # Only trying tells: of a long name, of a file system that cannot be written to.
-            path.touch()
-            path.unlink()
-        elif not os.access(path, os.W_OK):
-            raise PlanFileError(str(path), "cannot be written (Permission denied)", right)
+        # Only trying tells: of a long name, of a file system that cannot be written to. What is tried is taken back.
+        with suppress(_Tried), replacing() as files:
+            files.write(path, "")
+            if not path.exists():
+                files.place()
+            raise _Tried
     except OSError as error:
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", right) from error
 
@@ -87,7 +92,7 @@ def check_outputs(path: Path, plans: int, inputs: Collection[Path]) -> None:
     # Of alternatives, which may be many: those that are there already, and the last, which has the longest name.
     number = re.compile(re.escape(_named(path)[0]) + r"\.(\d{1,9})\.")
     try:
-        names = os.listdir(path.parent)
+        names = os.listdir(path.parent) if path.parent.exists() else []
     except OSError as error:
         wrong = f"cannot be read ({error.strerror})"
         raise PlanFileError(str(path.parent), wrong, "give -o a path in another folder") from error
@@ -99,25 +104,32 @@ def check_outputs(path: Path, plans: int, inputs: Collection[Path]) -> None:
 
 
 def save(compiled: Compiled, path: Path) -> str:
-    """Write the three files; returns the plan's text. Raises PlanFileError where they cannot be written."""
+    """Write the three files of the best plan and of each alternative, all of them or, where one fails, none; returns the best
+    plan's text. Raises PlanFileError where they cannot be written."""
     check_output(path)
-    result = compiled.result
-    size = placed_for(result.plan, compiled.graph, compiled.cluster)
-    text = dump(result.plan, result.prediction, compiled.graph, result.certificate, placed_for=size)
+    graph, cluster = to_json(compiled.graph), cluster_to_yaml(compiled.cluster)
+    others = enumerate(compiled.alternatives, 2)
+    results = {path: compiled.result, **{alternative_path(path, rank): result for rank, result in others}}
+    texts = {
+        plan: dump(result.plan, result.prediction, compiled.graph, result.certificate,
+                   placed_for=placed_for(result.plan, compiled.graph, compiled.cluster))
+        for plan, result in results.items()
+    }
     try:
-        graph_path(path).write_text(to_json(compiled.graph), encoding="utf-8")
-        cluster_path(path).write_text(cluster_to_yaml(compiled.cluster), encoding="utf-8")
-        path.write_text(text, encoding="utf-8")
+        with replacing() as files:
+            for plan, text in texts.items():
+                files.write(graph_path(plan), graph)
+                files.write(cluster_path(plan), cluster)
+                files.write(plan, text)
     except OSError as error:
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", "give -o a path that is writable") from error
-    return text
+    return texts[path]
 
 
-def copy_beside(source: Path, target: Path) -> None:
-    """Put what belongs to the plan ``source`` beside its copy ``target``. Raises OSError where that cannot be written."""
-    for name in (graph_path, cluster_path):
-        if not (name(target).exists() and name(source).samefile(name(target))):  # A program's own plan is emitted again.
-            shutil.copyfile(name(source), name(target))
+def beside(path: Path) -> dict[str, str]:
+    """What belongs to a plan, by the names that it has beside a plan.yaml. Raises PlanFileError."""
+    copy = Path("plan.yaml")
+    return {str(name(copy)): _read_text(name(path), _BESIDE) for name in (graph_path, cluster_path)}
 
 
 def read(path: Path) -> Bundle:

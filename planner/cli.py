@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,7 +135,7 @@ def emit(
 ) -> None:
     """Turn a plan into a readable program that torchrun runs with torch alone."""
     from codegen import emit as emit_program
-    from planner.bundle import copy_beside, read
+    from planner.bundle import beside, read
 
     bundle = read(path)
     if not bundle.prediction.fits:
@@ -144,9 +144,8 @@ def emit(
     try:
         emit_program(
             bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,
-            per_node=cluster.devices_per_node,
+            per_node=cluster.devices_per_node, beside=beside(path),
         )
-        copy_beside(path, output / "plan.yaml")
     except OSError as error:
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
     start = f"torchrun --nproc-per-node {cluster.devices} {shlex.quote(str(output / 'train.py'))}"
@@ -206,15 +205,13 @@ def _inspect(path: Path, json_: bool) -> Prediction:
 
 
 def _others(compiled: Compiled, output: Path) -> dict[str, Any]:
-    """Write the other plans beside the first; what JSON says of them and of the objective."""
-    from planner.bundle import alternative_path, save
+    """What JSON says of the other plans beside the first, and of the objective."""
+    from planner.bundle import alternative_path
     from planner.report import alternative
 
     extra: dict[str, Any] = {"objective": dict(compiled.facts)} if compiled.facts else {}
     for rank, result in enumerate(compiled.alternatives, 2):
-        path = alternative_path(output, rank)
-        save(replace(compiled, result=result), path)
-        extra.setdefault("alternatives", []).append(alternative(result, path))
+        extra.setdefault("alternatives", []).append(alternative(result, alternative_path(output, rank)))
     return extra
 
 

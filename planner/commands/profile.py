@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -86,15 +85,14 @@ def _measure_with_bar(settings: Settings) -> Measurement:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file or none: it is written beside its place and moved there."""
+    """The whole file or none."""
     from planner.ir.errors import PlanFileError
+    from planner.ir.replacing import replacing
 
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        with replacing() as files:
+            files.write(path, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise PlanFileError(str(path), f"cannot be written ({error.strerror})", "give -o a path that is writable") from error
 
 
