@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ import typer
 
 if TYPE_CHECKING:
     from planner.validate.prepare import Prepared
-    from planner.validate.rows import Row
 
 DATA = Path(__file__).parent.parent / "validate" / "data"
 RUNS = ("published_runs.csv", "vtrain_single_node.csv")
@@ -44,7 +43,7 @@ def validate(
     with _progress(len(rows) + len(failures)) as advance:
         prepared = prepare_rows((*rows, *failures), advance)
     if fit:
-        prepared = _fitted(prepared, rows, alone=runs is not None)
+        prepared = _fitted(prepared, alone=runs is not None)
     predictions = predict_rows(prepared.rows)
     failing = {row.row_id for row in failures}
     ran = [item for item in predictions if item.row.row_id not in failing]
@@ -61,7 +60,7 @@ def validate(
     console().print(render(result, ran, prepared.skipped, measured))
 
 
-def _fitted(prepared: Prepared, rows: Sequence[Row], *, alone: bool) -> Prepared:
+def _fitted(prepared: Prepared, *, alone: bool) -> Prepared:
     """Fit to the scored rows, rewrite the packaged profiles and engines, say what changed on standard error, and take the
     rows' clusters from the new profiles. ``alone``: numbers of chips without rows stay."""
     from hardware_profiles.engine import forget
@@ -74,7 +73,7 @@ def _fitted(prepared: Prepared, rows: Sequence[Row], *, alone: bool) -> Prepared
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    scored = {row.row_id: row.chip for row in scored_rows(rows)}
+    scored = {row.row_id: row.chip for row in scored_rows(item.row for item in prepared.rows)}
     # A chip without scored rows is fitted to what there is of it.
     chosen = [
         item for item in prepared.rows

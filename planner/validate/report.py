@@ -24,6 +24,7 @@ def report(
     fits = score.fits
     return {
         "scored": score.rows,
+        "repeats": list(score.repeats),
         "mean_abs_error_pct": None if score.mean is None else 100 * score.mean,
         "median_abs_error_pct": None if score.middle is None else 100 * score.middle,
         "families": _groups(score.families),
@@ -93,6 +94,8 @@ def render(
     parts.extend(Text(f"{count} rows: {text}") for text, count in sorted(counted.items()))
     if skipped:
         parts.append(Text(f"{len(skipped)} rows are not predicted (reasons: --json)"))
+    if score.repeats:
+        parts.append(Text(f"{len(score.repeats)} rows are not scored: a later one has the same configuration (which: --json)"))
     parts.append(Text(_headline(score), style="bold"))
     return Group(*parts)
 

@@ -73,10 +73,11 @@ class Row:
 
 
 DISTINCT = (
-    "hardware", "engine", "compile_or_fp8", "layers", "hidden", "heads", "ffn_hidden", "vocab", "seq", "moe_experts", "n_gpus",
-    "tp", "pp", "vpp", "dp", "cp", "ep", "zero_or_fsdp", "micro_batch", "global_batch_seqs", "recompute", "seq_parallel",
+    "hardware", "chip", "fast_domain", "nic_GBps_per_gpu", "engine", "dtype", "compile_or_fp8", "layers", "hidden", "heads",
+    "kv_heads", "ffn_hidden", "vocab", "seq", "mlp_type", "moe_experts", "moe_topk", "n_gpus", "tp", "pp", "vpp", "dp", "cp",
+    "ep", "zero", "zero_or_fsdp", "micro_batch", "global_batch_seqs", "recompute", "seq_parallel",
 )
-"""Columns that tell configurations apart."""
+"""Columns that tell configurations apart: all that say what ran on what, and not who ran it or what the model is called."""
 REQUIRED = (
     "layers", "hidden", "heads", "ffn_hidden", "vocab", "seq", "chip", "n_gpus", "tp", "pp", "dp", "micro_batch",
     "global_batch_seqs", "recompute",
@@ -100,8 +101,12 @@ LARGEST = {
 
 def scored_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Fully configured, trusted, with a step time; of equal configurations the last."""
-    found = {row.key: row for row in rows if row.configured and row.trust in TRUSTED and row.step_s is not None}
-    return tuple(found.values())
+    return tuple({row.key: row for row in comparable_rows(rows)}.values())
+
+
+def comparable_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Fully configured, trusted, with a step time: what would be scored, were it the last of its configuration."""
+    return tuple(row for row in rows if row.configured and row.trust in TRUSTED and row.step_s is not None)
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from planner.validate.predict import RowPrediction
-from planner.validate.rows import Row, scored_rows
+from planner.validate.rows import Row, comparable_rows, scored_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ class Fits:
 class Score:
     """Errors of the scored rows: ``mean`` over families, each the mean of its rows; ``middle``: the median over rows; both
     None where no row is scored.
+    ``repeats``: rows that would be scored, did not a later one have the same configuration.
     ``memory``: errors of the peak memory of all rows that state one, by engine."""
 
     rows: int
+    repeats: tuple[str, ...]
     mean: float | None
     middle: float | None
     families: Mapping[str, GroupError]
@@ -54,15 +56,18 @@ class Score:
 def score(
     predictions: Sequence[RowPrediction], rows: Iterable[Row], failures: Sequence[RowPrediction] = ()
 ) -> Score:
-    """Score the predictions of ``rows`` (all rows of the tables, which decide which are scored). ``failures``: of runs that
-    ran out of memory."""
-    wanted = {row.row_id for row in scored_rows(rows)}
+    """Score the predictions of ``rows`` (all rows of the tables; of those that are predicted and have the same configuration
+    the last is scored). ``failures``: of runs that ran out of memory."""
+    predicted = {item.row.row_id for item in predictions}
+    compared = comparable_rows(row for row in rows if row.row_id in predicted)
+    wanted = {row.row_id for row in scored_rows(compared)}
     scored = [item for item in predictions if item.row.row_id in wanted]
     families = grouped(scored, lambda item: item.row.family, _step_error)
     means = [group.mean for group in families.values()]
     known = [item for item in predictions if item.memory_error is not None]
     return Score(
         rows=len(scored),
+        repeats=tuple(row.row_id for row in compared if row.row_id not in wanted),
         mean=fmean(means) if means else None,
         middle=median(abs(_step_error(item)) for item in scored) if scored else None,
         families=families,

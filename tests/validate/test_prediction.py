@@ -117,6 +117,17 @@ def test_rows_that_cannot_be_predicted_are_skipped_with_the_reason(
     assert (tmp_path / "p.svg").read_text().count("<circle") == 2
 
 
+def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run on another chip is none, predicted or not."""
+    odd = {"row_id": "odd", "chip": "abacus"}
+    runs = tables.write(tmp_path / "runs.csv", {}, {"row_id": "again"}, odd, {"row_id": "other", "chip": "H100-SXM-80GB"})
+    said = _printed(capsys, ["validate", "--runs", str(runs), "--json"])
+    assert [item["row_id"] for item in said["skipped"]] == ["odd"]
+    assert (said["scored"], said["repeats"], set(said["chips"])) == (2, ["toy"], {"A100-SXM-80GB", "H100-SXM-80GB"})
+    main(["validate", "--runs", str(runs), "--picture", str(tmp_path / "p.svg")])
+    assert "1 rows are not scored: a later one has the same configuration" in capsys.readouterr().out
+
+
 def test_where_no_row_is_scored_there_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, picture = tables.write(tmp_path / "runs.csv", {"trust": "C"}), str(tmp_path / "p.svg")
     said = _printed(capsys, ["validate", "--runs", str(runs), "--json"])

@@ -24,6 +24,15 @@ def test_of_equal_configurations_the_last_is_scored() -> None:
     assert [row.row_id for row in scored_rows(rows)] == ["new", "other"]
 
 
+@pytest.mark.parametrize("column", [
+    "chip", "dtype", "zero", "kv_heads", "mlp_type", "fast_domain", "nic_GBps_per_gpu", "moe_topk", "hardware", "recompute",
+])
+def test_rows_that_differ_in_what_is_predicted_are_no_repeats(column: str) -> None:
+    other = {"chip": "H100-SXM-80GB", "dtype": "fp16", "mlp_type": "gated", "hardware": "Jean Zay", "recompute": "full"}
+    rows = parse_rows(tables.text({}, {"row_id": "other", column: other.get(column, "2")}), "runs.csv")
+    assert [row.row_id for row in scored_rows(rows)] == ["toy", "other"]
+
+
 @pytest.mark.parametrize("change", [{"trust": "C"}, {"step_time_s": ""}, {"full_config": "0"}])
 def test_rows_without_trust_time_or_configuration_are_not_scored(change: dict[str, str]) -> None:
     assert not scored_rows([tables.row(**change)])

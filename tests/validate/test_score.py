@@ -40,6 +40,14 @@ def test_families_weigh_the_same_whatever_their_rows() -> None:
     assert abs(result.chips["A100-SXM-80GB"].mean - result.mean) < 1e-12
 
 
+def test_a_repeat_is_counted_as_one_and_supersedes_only_where_it_is_predicted() -> None:
+    old, new = _predicted(0.011, row_id="old"), _predicted(0.012, row_id="new")
+    odd = tables.row(row_id="odd", notes="what cannot be predicted")
+    result = score([old, new], [old.row, new.row, odd])
+    assert (result.rows, result.repeats, result.families["toys"].worst_row) == (1, ("old",), "new")
+    assert score([old, new], [old.row, tables.row(row_id="another", tp="2"), new.row]).repeats == ("old",)
+
+
 def test_unscored_rows_count_for_memory_alone() -> None:
     unscored = _predicted(9.0, row_id="x", trust="C", peak_mem_gib="1", memory=2**29)
     result = score([unscored], [unscored.row])
