@@ -96,7 +96,8 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         )
     return {
         "model": program.model, "mesh": _summary(program), "summary": _summary(program), "per_node": local,
-        "nodes": -(-devices // local), "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
+        "nodes": -(-devices // local), "gpus": plan.cluster != "local-cpu",
+        "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
         "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),
         "pipeline": plan.mesh.pipeline, "data": plan.mesh.data, "tensor": plan.mesh.tensor, "zero_group": plan.zero_group,
         "total": plan.batch.total, "micro": plan.batch.micro,

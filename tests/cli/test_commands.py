@@ -22,6 +22,14 @@ def test_emit_writes_a_program(planned: tuple[Path, Outcome], tmp_path: Path) ->
     assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
 
 
+def test_a_programs_readme_names_its_files(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """And no other."""
+    assert run("emit", planned[0], "-o", tmp_path / "program").code == 0
+    listed = re.findall(r"`([^`]+)`", (tmp_path / "program" / "README.md").read_text().partition("|---|")[2])
+    there = [file.name + ("/" if file.is_dir() else "") for file in (tmp_path / "program").iterdir()]
+    assert set(listed) | {"README.md"} == set(there)
+
+
 def test_a_programs_flops_follow_its_batch(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     """BATCH may be edited, and MFU stays true."""
     assert run("emit", planned[0], "-o", tmp_path / "program").code == 0

@@ -1,5 +1,4 @@
 #!/bin/sh
-# Run on every node, with MASTER_ADDR set to the first: 1 node(s) of 8 device(s).
-exec torchrun --nnodes 1 --nproc-per-node 8 \
-    --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR:-localhost}:${MASTER_PORT:-29500}" \
-    "$(dirname "$0")/train.py" "$@"
+# Starts the program on this machine's 8 device(s), with train.py's arguments.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # Workers that torchrun starts again (PET_MAX_RESTARTS) meet in a new store.
+exec torchrun --standalone --nproc-per-node 8 "$(dirname "$0")/train.py" "$@"
