@@ -34,7 +34,10 @@ def raise_together(error: ProgramError | None) -> None:
 
 def unwritable(path: Path, cause: OSError) -> ProgramError:
     """What is said of a file that a full disk, or whatever the system names, has kept from being written."""
-    return ProgramError(str(path), f"cannot be written ({cause.strerror or cause})", "free space or give another path")
+    right = "free space or give another path"
+    if isinstance(cause, FileNotFoundError):
+        right = "its folder was removed meanwhile: give every run a path of its own"
+    return ProgramError(str(path), f"cannot be written ({cause.strerror or cause})", right)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import checkpoint, metrics
 from .block import blocks_of
+from .claim import claimed
 from .data import Batches, BatchInput, make_batches
 from .dropout import DropoutStream
 from .errors import ProgramError, raise_together
@@ -191,6 +192,11 @@ def global_weight(program: Program, batch: Mapping[str, Tensor]) -> Tensor:
 def train(program: Program, options: Options) -> None:
     """Train to step ``options.steps``; report every step from rank 0; save where asked."""
     check_outputs(options)
+    with claimed(options.checkpoint):
+        _train(program, options)
+
+
+def _train(program: Program, options: Options) -> None:
     trainer = Trainer(program, options)
     if options.compile:
         if program.runner.split_backward:
