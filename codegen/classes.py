@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.functions import render_function, wrap
+from codegen.functions import WIDTH, render_function, wrap
 from codegen.program import BlockClass, ContextCall, Declaration, Link, Program, Run
 
 
@@ -13,20 +13,16 @@ def indented(lines: Sequence[str], by: int = 4) -> list[str]:
     return [" " * by + line if line else line for line in lines]
 
 
-def render_class(cls: BlockClass, tensor: int, keyed: bool) -> str:
-    """A block class: docstring, declarations, recomputed regions, forward. ``keyed``: its keys follow from the block's
-    name, and the class lists its paths."""
+def render_class(cls: BlockClass, tensor: int) -> str:
+    """A block class: docstring, paths, declarations, recomputed regions, forward."""
     lines = [f"class {cls.name}(ParallelBlock):", *_docstring(cls.doc), ""]
     recomputes = "all" if cls.recomputed else "attention" if cls.regions else ""
     if recomputes:
         lines += [f'    recomputes = "{recomputes}"']
-    if keyed:
-        paths = ", ".join(f'"{item.path}"' for item in (*cls.parameters, *cls.constants))
-        count = len(cls.parameters) + len(cls.constants)
-        lines += wrap(f"paths = ({paths}{',' if count == 1 else ''})", 4)
-    if recomputes or keyed:
-        lines += [""]
-    lines += ["    def __init__(self, name, tensor, bindings, constants):",
+    paths = ", ".join(f'"{item.path}"' for item in (*cls.parameters, *cls.constants))
+    count = len(cls.parameters) + len(cls.constants)
+    lines += wrap(f"paths = ({paths}{',' if count == 1 else ''})", 4)
+    lines += ["", "    def __init__(self, name, tensor, bindings, constants):",
               "        super().__init__(name, tensor, bindings, constants)"]
     for item in cls.parameters:
         lines += wrap(_declare(item, tensor), 8)
@@ -61,7 +57,8 @@ def _declare(item: Declaration, tensor: int) -> str:
 
 def render_chain(program: Program) -> str:
     """The table of blocks: (name, class, keys)."""
-    lines = ["CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one"]
+    other = any(link.bindings for link in program.chain)
+    lines = [f"CHAIN = [  # name, class, prefix of its state keys{', and what another key holds' if other else ''}"]
     at = 0
     while at < len(program.chain):
         link = program.chain[at]
@@ -69,11 +66,11 @@ def render_chain(program: Program) -> str:
         if count > 1:
             stem, number = link.name.rsplit(".", 1)
             numbers = f"{int(number)}, {int(number) + count}" if int(number) else f"{count}"
-            lines.append(f'    *((f"{stem}.{{i}}", {link.cls}, f"{stem}.{{i}}.") for i in range({numbers})),')
+            name, own = f'f"{stem}.{{i}}"', f'f"{stem}.{{i}}."'
+            prefix = own if link.prefix == f"{link.name}." else f'"{link.prefix}"'
+            lines += _entry(f"*(({name}, {link.cls}, ", prefix, link, f") for i in range({numbers})),")
         else:
-            listed = ", ".join(f'"{path}": "{fqn}"' for path, fqn in link.bindings)
-            keys = f"{{{listed}}}" if link.bindings else f'"{link.prefix}"'
-            lines += wrap(f'("{link.name}", {link.cls}, {keys}),', 4)
+            lines += _entry(f'("{link.name}", {link.cls}, ', f'"{link.prefix}"', link, "),")
         at += count
     lines.append("]")
     legend = "shape of one micro-batch, dtype, dim split over the tensor axis, whether a gradient returns"
@@ -93,17 +90,30 @@ def _dictionary(table: object) -> str:
     return f"{{{', '.join(items)}}}"
 
 
+def _entry(begin: str, prefix: str, link: Link, end: str) -> list[str]:
+    """One entry of the chain: its keys are a prefix, or that and what is kept under others."""
+    if not link.bindings:
+        return wrap(f"{begin}{prefix}{end}", 4)
+    items = [f'"{path}": "{fqn}"' for path, fqn in link.bindings]
+    whole = f"    {begin}({prefix}, {{{', '.join(items)}}}){end}"
+    if len(whole) <= WIDTH:
+        return [whole]
+    return [f"    {begin}({prefix}, {{", *(f"        {item}," for item in items), f"    }}){end}"]
+
+
 def _numbered(chain: Sequence[Link], at: int) -> int:
-    """How many links from ``at`` on are numbered consecutively, of one class, with keys that follow from their names."""
+    """How many links from ``at`` on are numbered consecutively, of one class, with keys that follow from their names and are
+    alike besides."""
     link = chain[at]
     stem, _, number = link.name.rpartition(".")
-    if link.prefix != f"{link.name}." or not stem or not number.isdigit():
+    if not stem or not number.isdigit():
         return 1
     count = 1
     while at + count < len(chain):
         following = chain[at + count]
         name = f"{stem}.{int(number) + count}"
-        if (following.name, following.prefix, following.cls) != (name, f"{name}.", link.cls):
+        prefix = f"{name}." if link.prefix == f"{link.name}." else link.prefix
+        if following != Link(name, link.cls, prefix, link.bindings):
             break
         count += 1
     return count
@@ -135,11 +145,19 @@ def _stage_init(program: Program) -> list[str]:
             for cut in table.values()
         )
         lines += wrap(f"self.{label} = {{{items}}}[first]", 4)
+    lines += ["    blocks, owners = [], {}"]
+    if any(link.bindings for link in program.chain):
+        lines += [
+            "    for name, cls, keys in CHAIN[first:last]:",
+            "        prefix, others = (keys, {}) if isinstance(keys, str) else keys",
+            '        keys = {path: f"{prefix}{path}" for path in cls.paths} | others',
+        ]
+    else:
+        lines += [
+            "    for name, cls, prefix in CHAIN[first:last]:",
+            '        keys = {path: f"{prefix}{path}" for path in cls.paths}',
+        ]
     lines += [
-        "    blocks, owners = [], {}",
-        "    for name, cls, keys in CHAIN[first:last]:",
-        "        if isinstance(keys, str):",
-        '            keys = {path: f"{keys}{path}" for path in cls.paths}',
         "        block = cls(name, tensor, keys, CONSTANTS)",
         "        for path in block.declarations:",
         "            if keys[path] in owners:",

@@ -154,12 +154,13 @@ def _ranges(users: list[str], every: list[str]) -> str:
 
 
 def _link(block: Block, cls: str, paths: Mapping[str, str]) -> Link:
-    """A block's bindings: one prefix where that tells them all. ``paths``: where the block has each of the body's names."""
+    """A block's bindings: the prefix that tells the most of them, and the others. ``paths``: where the block has each of the
+    body's names."""
     pairs = tuple((paths[name], fqn) for name, fqn in (*block.parameters, *block.buffers))
-    for prefix in ("", f"{block.name}."):
-        if all(fqn == f"{prefix}{path}" for path, fqn in pairs):
-            return Link(block.name, cls, prefix)
-    return Link(block.name, cls, "", pairs)
+    own = ("", f"{block.name}.")
+    prefixes = dict.fromkeys((*own, *(fqn.removesuffix(path) for path, fqn in pairs if fqn.endswith(path))))
+    others = [(prefix, tuple(pair for pair in pairs if pair[1] != prefix + pair[0])) for prefix in prefixes]
+    return Link(block.name, cls, *min(others, key=lambda found: len(found[1])))
 
 
 def _sent(plan: Plan, graph: ModelGraph, chain: Chain) -> Mapping[str, Variable]:

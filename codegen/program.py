@@ -112,8 +112,8 @@ class BlockClass:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One block of the chain: its class and the keys of its parameters and constants: ``prefix`` and the path, unless
-    ``bindings`` (path, key) lists them."""
+    """One block of the chain: its class and the keys of its parameters and constants, which are ``prefix`` and the path but
+    for those that ``bindings`` (path, key) lists."""
 
     name: str
     cls: str

@@ -56,9 +56,8 @@ def _tidy(text: str) -> str:
 
 
 def _model_values(program: Program) -> dict[str, object]:
-    keyed = {link.cls for link in program.chain if not link.bindings}
     tensor = program.plan.mesh.tensor
-    classes = [render_class(cls, tensor, cls.name in keyed) for cls in program.classes]
+    classes = [render_class(cls, tensor) for cls in program.classes]
     context = ["\n".join(render_function(function, method=False)) for function in program.context]
     stage = render_stage(program)
     text = "\n".join([*classes, *context, stage])

@@ -194,7 +194,7 @@ class Head(ParallelBlock):
         return tp.cross_entropy(reshaped, flat_labels, classes=64)
 
 
-CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one
+CHAIN = [  # name, class, prefix of its state keys
     ("embedding", Embedding, ""),
     ("blocks.0", Block, "blocks.0."),
     ("blocks.1", BlockStored, "blocks.1."),
@@ -217,9 +217,8 @@ class Stage(nn.Module):
         self.receives = {0: (), 2: ("x",)}[first]
         self.sends = {0: ("x",), 2: ()}[first]
         blocks, owners = [], {}
-        for name, cls, keys in CHAIN[first:last]:
-            if isinstance(keys, str):
-                keys = {path: f"{keys}{path}" for path in cls.paths}
+        for name, cls, prefix in CHAIN[first:last]:
+            keys = {path: f"{prefix}{path}" for path in cls.paths}
             block = cls(name, tensor, keys, CONSTANTS)
             for path in block.declarations:
                 if keys[path] in owners:

@@ -137,7 +137,7 @@ class Head(ParallelBlock):
         return F.cross_entropy(reshaped, flat_labels, reduction="sum")
 
 
-CHAIN = [  # name, class, state keys: a prefix of the paths, or one by one
+CHAIN = [  # name, class, prefix of its state keys
     ("embedding", Embedding, ""),
     *((f"layers.{i}", DecoderLayer, f"layers.{i}.") for i in range(3)),
     ("head", Head, ""),
@@ -156,9 +156,8 @@ class Stage(nn.Module):
         self.receives = {0: ()}[first]
         self.sends = {0: ()}[first]
         blocks, owners = [], {}
-        for name, cls, keys in CHAIN[first:last]:
-            if isinstance(keys, str):
-                keys = {path: f"{keys}{path}" for path in cls.paths}
+        for name, cls, prefix in CHAIN[first:last]:
+            keys = {path: f"{prefix}{path}" for path in cls.paths}
             block = cls(name, tensor, keys, CONSTANTS)
             for path in block.declarations:
                 if keys[path] in owners:
