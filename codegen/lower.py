@@ -18,7 +18,7 @@ from planner.ir.plan import Plan
 _MODULE_NAMES = frozenset({
     "Stage", "ParallelBlock", "CHAIN", "CROSSING", "SHARED", "ALIASES", "INITIAL", "RECIPES", "DECAYS", "CONSTANTS", "HERE",
     "BUFFERS", "IDLE", "STORED", "StateBuffer",
-    "Path", "constant", "weigh", "json", "cache", "decode_constant",
+    "Path", "constant", "weigh", "read_table", "cache", "decode_constant",
 })
 
 

@@ -227,16 +227,21 @@ def main_guard(main: Callable[[], None]) -> None:
     try:
         main()
     except ProgramError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(LEAVES_AFTER_S)
+        say(error)
         _leave(error.exit_code)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
     if "RANK" in os.environ:
         _leave(0)
+
+
+def say(error: ProgramError) -> None:
+    """Print the error's line on rank 0; the others wait for it."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(LEAVES_AFTER_S)
 
 
 def _leave(code: int) -> NoReturn:

@@ -47,6 +47,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
     return emitted(small_graph("gpt"), Row(data=2, zero=1), tmp_path_factory.mktemp("errors") / "program")
 
 
+@pytest.fixture(scope="module")
+def tabled(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
+    """One that has constants too."""
+    return emitted(small_graph("buffered"), Row(data=2), tmp_path_factory.mktemp("tables") / "program")
+
+
 def refused(outcomes: list[Outcome], *said: str) -> None:
     """Exit code 2 everywhere; rank 0 says it in one line, the others nothing."""
     assert [outcome.code for outcome in outcomes] == [2] * len(outcomes), outcomes[0].error
@@ -111,6 +117,24 @@ def test_a_full_disk(workers: Workers, flag: str, rank: int, tmp_path: Path) -> 
     program, path = emitted(small_graph("gpt"), Row(data=2, zero=1), tmp_path / "program"), str(tmp_path / "kept")
     program.edit("train.py", "    train(build(), options)\n", FULL.format(rank=rank))
     refused(program.launch(workers, "--steps", "2", flag, path), path, "cannot be written (No space left on device)")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("initialization.json", None), ("initialization.json", ""), ("initialization.json", "{\n"), ("initialization.json", "[1]"),
+    ("initialization.json", '{"tokens.weight": {}}'), ("constants.json", None), ("constants.json", ""),
+    ("constants.json", '{"table": 3}'),
+])
+def test_a_table_that_a_program_lacks(
+    workers: Workers, tabled: Emitted, name: str, text: str | None
+) -> None:
+    file = tabled.directory / name
+    whole = file.read_text()
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    said = "is missing" if text is None else "is damaged"
+    refused(tabled.launch(workers), f"{file}: {said}; emit the program again")
+    file.write_text(whole)
 
 
 def test_a_start_that_is_no_checkpoint(workers: Workers, program: Emitted, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Local sizes everywhere; `tp` is the tensor axis, and every collective on it stands where it happens.
 """
 
-import json
 from pathlib import Path
 
 import torch
@@ -12,9 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime.block import Block as ParallelBlock
+from runtime.tables import read_table
 
 HERE = Path(__file__).parent
-INITIAL = json.loads((HERE / "initialization.json").read_text())
+INITIAL = read_table(HERE / "initialization.json", "steps", "decay")
 RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
 DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
 IDLE = {fqn: item["idle"] for fqn, item in INITIAL.items() if "idle" in item}  # shapes of parameters that no block has
