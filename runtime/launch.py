@@ -29,6 +29,15 @@ LEAVES_AFTER_S = 30.0
 """How long a rank that was refused waits for rank 0 to say why: torchrun ends all ranks as soon as one has left."""
 
 
+FILES = ("metrics", "export_start", "dump_gradients")
+"""Options that name a file which rank 0 writes."""
+PROGRAM = Path(__file__).parent.parent
+PROGRAM_FILES = (
+    "train.py", "model.py", "README.md", "initialization.json", "constants.json", "launch.sh", "launch.sbatch", "plan.yaml",
+    "plan.graph.json", "plan.cluster.yaml",
+)
+
+
 @dataclass(frozen=True)
 class World:
     """This rank's place in the mesh.
@@ -111,17 +120,45 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
 
 
 def check_outputs(options: Options) -> None:
-    """Raise ProgramError where rank 0 cannot write what the options ask for. Collective over the world."""
+    """Raise ProgramError where rank 0 cannot write what the options ask for, or would write over something else of the run.
+    Collective over the world."""
     error = None
     if dist.get_rank() == 0:
-        for name in ("metrics", "export_start", "dump_gradients", "checkpoint"):
+        error = _twice(options)
+        for name in (*FILES, "checkpoint"):
             path = getattr(options, name)
             folder = path if path is None or name == "checkpoint" else path.parent
             taken = name != "checkpoint" and path is not None and path.exists() and not _replaceable(path)
             if error is None and folder is not None and (taken or not _writable(folder)):
                 right = "a folder that can be made" if name == "checkpoint" else "a file in a folder that can be made"
-                error = ProgramError(f"--{name.replace('_', '-')}", f"{path} cannot be written", right)
+                error = ProgramError(_flag(name), f"{path} cannot be written", right)
     raise_together(error)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _twice(options: Options) -> ProgramError | None:
+    """What is wrong where a file that is written is something else too: another output, the data, a checkpoint's or the
+    program's own."""
+    program = PROGRAM.resolve()
+    others = {program / name: f"{name} of this program" for name in PROGRAM_FILES}
+    others |= {path.resolve(): _flag(name) for name in ("data", "checkpoint") if (path := getattr(options, name)) is not None}
+    for name in FILES:
+        path = getattr(options, name)
+        if path is None:
+            continue
+        whole = path.resolve()
+        within = [
+            folder for folder in whole.parents if folder == program / "runtime"
+            or (others.get(folder.parent) == "--checkpoint" and folder.name.startswith("step-"))
+        ]
+        taken = others.get(whole) or (f"inside {within[0]}" if within else None)
+        if taken is not None:
+            return ProgramError(_flag(name), f"{path} is {taken}", "a file of its own")
+        others[whole] = _flag(name)
+    return None
 
 
 def _replaceable(path: Path) -> bool:

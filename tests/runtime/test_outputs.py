@@ -1,0 +1,52 @@
+"""Nothing that a run writes is something else of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime import launch
+from runtime.errors import ProgramError
+from runtime.launch import check_outputs, parse_options
+
+
+@pytest.fixture
+def place(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program, data and a checkpoint, to which paths are relative."""
+    launch.start(device="cpu")
+    monkeypatch.chdir(tmp_path)
+    program = ("program/runtime/data.py", "program/train.py", "program/plan.yaml")
+    for name in (*program, "text.tokens", "kept/step-00000001/.metadata"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link.tokens").symlink_to("text.tokens")
+    monkeypatch.setattr(launch, "PROGRAM", tmp_path / "program")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--metrics a --export-start a", "--export-start: a is --metrics; a file of its own"),
+    ("--metrics a --dump-gradients kept/../a", "--dump-gradients: kept/../a is --metrics"),
+    ("--export-start a --dump-gradients a", "--dump-gradients: a is --export-start"),
+    ("--metrics text.tokens --data text.tokens", "--metrics: text.tokens is --data"),
+    ("--export-start link.tokens --data text.tokens", "--export-start: link.tokens is --data"),
+    ("--metrics new --checkpoint new", "--metrics: new is --checkpoint"),
+    ("--metrics kept/step-00000001/log --checkpoint kept", "--metrics: kept/step-00000001/log is inside "),
+    ("--metrics program/train.py", "--metrics: program/train.py is train.py of this program"),
+    ("--export-start program/plan.yaml", "--export-start: program/plan.yaml is plan.yaml of this program"),
+    ("--metrics program/runtime/data.py", "--metrics: program/runtime/data.py is inside "),
+])
+def test_what_would_be_written_over_is_refused(place: Path, arguments: str, said: str) -> None:
+    with pytest.raises(ProgramError) as refused:
+        check_outputs(parse_options(arguments.split()))
+    assert str(refused.value).startswith(said)
+    assert not (place / "a").exists() and not (place / "new").exists()
+
+
+@pytest.mark.parametrize("arguments", [
+    "--metrics a --export-start b --dump-gradients c --data text.tokens --checkpoint kept",
+    "--metrics program/log --checkpoint program/kept", "--metrics kept/log --checkpoint kept",
+])
+def test_what_is_apart_is_not(place: Path, arguments: str) -> None:
+    check_outputs(parse_options(arguments.split()))
