@@ -13,6 +13,7 @@ import json
 import operator
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -183,7 +184,9 @@ def _whole(path: Path) -> dict[str, Tensor]:
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata) and not _is_moment(key, metadata)
     }
-    read_state(whole, storage_reader=FileSystemReader(path), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # It is, and one process is meant.
+        read_state(whole, storage_reader=FileSystemReader(path), no_dist=True)
     return whole
 
 

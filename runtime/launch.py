@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .collectives import TensorAxis
 from .errors import ProgramError, raise_together
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 LEAVES_AFTER_S = 30.0
 """How long a rank that was refused waits for rank 0 to say why: torchrun ends all ranks as soon as one has left."""
@@ -87,6 +90,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ProgramError instead of printing the usage on every rank."""
         raise ProgramError("arguments", message, "see --help")
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print it once, not on every rank."""
+        if _is_first():
+            super().print_help(file)
 
 
 def parse_options(arguments: Sequence[str] | None = None, **defaults: object) -> Options:
@@ -208,10 +216,11 @@ def _processes() -> int:
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise ProgramError(name, "is not set beside RANK", "start the program with torchrun")
-    size = os.environ["WORLD_SIZE"]
-    if not size.isdecimal():
-        raise ProgramError("WORLD_SIZE", f"is {size!r}, no number", "start the program with torchrun")
-    return int(size)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ.get(name, "0")
+        if not value.isdecimal():
+            raise ProgramError(name, f"is {value!r}, no number", "start the program with torchrun")
+    return int(os.environ["WORLD_SIZE"])
 
 
 def _keep_freed_memory() -> None:
@@ -275,10 +284,16 @@ def main_guard(main: Callable[[], None]) -> None:
 
 def say(error: ProgramError) -> None:
     """Print the error's line on rank 0; the others wait for it."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if _is_first():
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(LEAVES_AFTER_S)
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0, or one that does not know which it is."""
+    rank = os.environ.get("RANK", "0")
+    return not rank.isdecimal() or int(rank) == 0
 
 
 def _leave(code: int) -> NoReturn:

@@ -71,7 +71,7 @@ def _check_sequence(settings: Settings) -> None:
         if entry.role == "tokens" and settings.sequence is not None and tuple(entry.shape) != (settings.sequence,):
             raise ProgramError(
                 f"{FILE}: SEQUENCE", f"is {settings.sequence!r}, and {entry.name} of INPUTS has the shape {tuple(entry.shape)}",
-                "make them equal; for another length trace the model anew (plan --seq)",
+                "put back the one that was changed; for another length trace the model anew (plan --seq)",
             )
 
 

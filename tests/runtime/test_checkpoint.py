@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 
 from runtime.checkpoint import load_plain
 from runtime.errors import ProgramError
+from runtime.launch import parse_options
+from runtime.loop import train
+from tests.runtime.toy_program import Toy, build
 
 PROGRESS = {"step": 3, "seed": 0, "updates": 3, "samples": 24, "loss_scale": None, "clean_steps": 0, "aliases": {}}
 
@@ -51,3 +55,14 @@ def test_a_list_of_tensors_that_is_none(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text(json.dumps(PROGRESS))
     (tmp_path / ".metadata").write_bytes(data)
     assert "no complete checkpoint" in refusal(tmp_path)
+
+
+def test_one_process_that_reads_a_checkpoint_is_not_warned_of_being_one(alone: None, tmp_path: Path) -> None:
+    """The plain model's user has no process group and wants none."""
+    start, gradients = str(tmp_path / "start.pt"), str(tmp_path / "gradients.pt")
+    run = ["--steps", "1", "--checkpoint", str(tmp_path), "--export-start", start, "--dump-gradients", gradients]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train(build(Toy()), parse_options(run))
+        load_plain(tmp_path / "step-00000001")
+    assert not [str(item.message) for item in told if "torch.distributed" in str(item.message)]

@@ -54,7 +54,9 @@ def test_without_torchrun_a_run_returns() -> None:
     assert done.stdout == "buffered\nreturned\nregistered\ntaken down\n"
 
 
-@pytest.mark.parametrize(("rank", "said"), [("0", "error: file: is wrong; another\n"), ("1", "")])
+@pytest.mark.parametrize(("rank", "said"), [
+    ("0", "error: file: is wrong; another\n"), ("1", ""), ("no number", "error: file: is wrong; another\n"),
+])
 def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
     rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +71,7 @@ def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
     with pytest.raises(SystemExit) as left:
         launch.main_guard(refused)
     assert left.value.code == 2 and capsys.readouterr().err == said
-    assert len(waited) == int(rank)
+    assert bool(waited) is (rank == "1")
 
 
 @pytest.mark.parametrize(
@@ -81,16 +83,40 @@ def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
             {"WORLD_SIZE": "two", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
             "WORLD_SIZE: is 'two', no number; start the program with torchrun",
         ),
+        (
+            {"RANK": "first", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "RANK: is 'first', no number; start the program with torchrun",
+        ),
+        (
+            {"LOCAL_RANK": "-1", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "LOCAL_RANK: is '-1', no number; start the program with torchrun",
+        ),
+        (
+            {"WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "auto"},
+            "MASTER_PORT: is 'auto', no number; start the program with torchrun",
+        ),
     ],
 )
 def test_half_of_torchruns_environment_is_named(
     environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank started by hand, or by another launcher, that was not told where the others are."""
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"RANK": "0", **environment}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ProgramError) as wrong:
         launch.start(device="cpu")
     assert str(wrong.value) == said
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
+def test_help_is_shown_once(
+    rank: str | None, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    with pytest.raises(SystemExit) as left:
+        launch.parse_options(["--help"])
+    assert left.value.code == 0 and ("--checkpoint-every" in capsys.readouterr().out) is shown
