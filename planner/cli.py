@@ -20,6 +20,7 @@ from planner.commands.rehearse import rehearse
 from planner.commands.validate import validate
 from planner.commands.why import why
 from planner.ir.errors import InternalError, JobError, ShardwrightError
+from planner.streams import OutputError, ReaderGone, leave_output, watch_streams
 
 if TYPE_CHECKING:
     from planner.bundle import Bundle
@@ -249,14 +250,18 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # A terminal without some character shows a question mark.
     if arguments is None:
+        watch_streams()
         leave_at_exit()
     session = _Session()
     try:
         code = app(args=arguments, prog_name="shardwright", standalone_mode=False, obj=session)
+        sys.stdout.flush()
     except Exception as error:  # whatever it is, a user sees one line
-        if session.debug:
+        if isinstance(error, (OutputError, ReaderGone)):
+            leave_output()
+        if session.debug and not isinstance(error, ReaderGone):
             raise
-        code = _report(error)
+        code = error.exit_code if isinstance(error, ReaderGone) else _report(error)
     if code:
         sys.exit(code)
 
