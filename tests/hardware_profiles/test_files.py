@@ -23,6 +23,11 @@ def test_a_file_and_a_pipe_are_read_whole(tmp_path: Path) -> None:
     assert text_of(tmp_path / "file") == "über"
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_bytes(b"\xef\xbb\xbflayers,hidden\r\n12,768\r\n")
+    assert text_of(tmp_path / "runs.csv") == "layers,hidden\n12,768\n"
+
+
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 def test_a_device_is_refused(device: str) -> None:
     with pytest.raises(OSError, match="it is a device, not a file"):

@@ -81,6 +81,12 @@ def test_columns_that_are_not_needed_may_be_missing() -> None:
     assert row.doubts == ()
 
 
+def test_a_table_that_excel_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_bytes(tables.text({}).replace("\n", "\r\n").encode("utf-8-sig"))
+    (row,) = read_rows(tmp_path / "runs.csv")
+    assert row == tables.row()
+
+
 def test_columns_may_come_in_any_order() -> None:
     lines = [line.split(",") for line in tables.text({}).splitlines()]
     turned = "\n".join(",".join(reversed(line)) for line in lines)
