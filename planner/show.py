@@ -16,7 +16,7 @@ from hardware_profiles import ProfileRow
 from planner.bundle import Bundle
 from planner.ir.graph import Block
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
-from planner.ir.plan import AXIS_ORDERS, Prediction, StageMemory, StagePlan
+from planner.ir.plan import AXIS_ORDERS, Plan, Prediction, StageMemory, StagePlan
 
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
@@ -48,9 +48,18 @@ def render(bundle: Bundle) -> RenderableType:
     if bundle.plan.mesh.tensor > 1:
         parts += [_placements(bundle), Text()]
     parts += [_breakdown(bundle.prediction), Text(), _memory(bundle)]
-    warnings = dict.fromkeys((*bundle.graph.warnings, *bundle.prediction.warnings))
+    warnings = dict.fromkeys((*_unsharded(bundle.plan), *bundle.graph.warnings, *bundle.prediction.warnings))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     return Group(*parts)
+
+
+def _unsharded(plan: Plan) -> tuple[str, ...]:
+    """What the plan's ZeRO stages seem to promise, and its groups do not keep."""
+    stages = sorted({decision.zero for stage in plan.stages for decision in stage.decisions} - {0})
+    if plan.zero_group > 1 or not stages:
+        return ()
+    where = "in groups of 1 rank" if plan.mesh.data > 1 else "over 1 data rank"
+    return (f"ZeRO {', '.join(map(str, stages))} {where}: nothing is sharded",)
 
 
 def _headline(bundle: Bundle) -> Table:

@@ -102,6 +102,21 @@ def test_check_leaves_with_1_where_a_plan_no_longer_fits(copied: Path) -> None:
     assert "DOES NOT FIT" in run("show", copied).out
 
 
+def test_a_zero_stage_that_shards_nothing_is_said(copied: Path) -> None:
+    """In groups of one rank, by `--pin zero=3` too; not where nothing was to be sharded."""
+    assert "nothing is sharded" not in run("show", copied).out
+    edit(copied, lambda data: data.update(zero_group=1))
+    mixed = (["1 x 1", "3 x 1"], ["3 x 1", "1 x 1"])
+    for stages, said in (((0, 0), None), ((3, 3), "ZeRO 3"), (mixed, "ZeRO 1, 3")):
+        edit(copied, lambda data, stages=stages: [
+            stage.update(zero=zero) for stage, zero in zip(data["stages"], stages, strict=True)
+        ])
+        shown = run("show", copied)
+        assert shown.code == 0, shown.err
+        warning = f"warning: {said} in groups of 1 rank: nothing is sharded"
+        assert warning in shown.out if said else "nothing is sharded" not in shown.out
+
+
 def test_stages_that_contradict_their_schedule_are_refused(copied: Path) -> None:
     def change(data: Any) -> None:
         data["schedule"]["name"] = "interleaved-zero-bubble"
