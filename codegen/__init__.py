@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codegen.lower import lower
+from codegen.program import COMMON, Machine
 from codegen.render import render
 from codegen.verify import verify
 from planner.ir.errors import InputError
@@ -13,7 +14,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.ir.replacing import replacing
 
-__all__ = ["emit", "lower", "render", "verify"]
+__all__ = ["Machine", "emit", "lower", "render", "verify"]
 
 _RUNTIME = Path(__file__).parent.parent / "runtime"
 _MARKS = ("train.py", "plan.yaml", "runtime")
@@ -21,15 +22,15 @@ _MARKS = ("train.py", "plan.yaml", "runtime")
 
 def emit(
     plan: Plan, graph: ModelGraph, directory: Path, *, prediction: Prediction | None, plan_yaml: str,
-    per_node: int | None = None, beside: Mapping[str, str] | None = None,
+    machine: Machine = COMMON, beside: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the program of a plan. ``plan_yaml``: the plan's own text; ``per_node``: devices of one node (default: 8 at
-    most); ``beside``: files that belong to the plan, by name.
+    """Write the program of a plan. ``plan_yaml``: the plan's own text; ``machine``: of the cluster; ``beside``:
+    files that belong to the plan, by name.
 
     An emitted program is overwritten; raises InputError where the directory holds anything else, and OSError.
     """
     program = verify(lower(plan, graph))
-    files = render(program, prediction=prediction, per_node=per_node)
+    files = render(program, prediction=prediction, machine=machine)
     write(directory, {**files, "plan.yaml": plan_yaml, **(beside or {})})
 
 

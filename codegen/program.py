@@ -159,6 +159,17 @@ class Cut:
     sends: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One of the machines that a program runs on: ``devices`` at most. ``host``: they are its processors, no accelerators."""
+
+    devices: int
+    host: bool = False
+
+
+COMMON = Machine(8)
+
+
 @dataclass(frozen=True)
 class Program:
     """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.

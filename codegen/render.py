@@ -11,18 +11,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from codegen.classes import render_chain, render_class, render_stage
 from codegen.functions import render_function
-from codegen.program import Program
+from codegen.program import COMMON, Machine, Program
 from planner.ir.plan import Mesh, Prediction
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(program: Program, *, prediction: Prediction | None = None, per_node: int | None = None) -> dict[str, str]:
-    """Contents of every file that is written from the program, by name. ``per_node``: devices of one node."""
+def render(program: Program, *, prediction: Prediction | None = None, machine: Machine = COMMON) -> dict[str, str]:
+    """Contents of every file that is written from the program, by name."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
-    values = {**_model_values(program), **_train_values(program, prediction, per_node)}
+    values = {**_model_values(program), **_train_values(program, prediction, machine)}
     files = {
         name: _tidy(environment.get_template(f"{name}.j2").render(values))
         for name in ("model.py", "train.py", "README.md", "launch.sh", "launch.sbatch")
@@ -73,10 +73,10 @@ def _summary(program: Program) -> str:
     return f"{mesh.devices} device{'s' if mesh.devices > 1 else ''}" + (f" ({axes})" if axes else "")
 
 
-def _train_values(program: Program, prediction: Prediction | None, per_node: int | None) -> dict[str, object]:
+def _train_values(program: Program, prediction: Prediction | None, machine: Machine) -> dict[str, object]:
     plan = program.plan
     devices = plan.mesh.devices
-    local = min(per_node or 8, devices)
+    local = min(machine.devices, devices)
     stages = [
         {"first": s.first, "last": s.last, "zero": _repeated([d.zero for d in s.decisions])} for s in plan.stages
     ]
@@ -95,7 +95,7 @@ def _train_values(program: Program, prediction: Prediction | None, per_node: int
         )
     return {
         "model": program.model, "mesh": _summary(program), "summary": _summary(program), "per_node": local,
-        "nodes": -(-devices // local), "gpus": plan.cluster != "local-cpu",
+        "nodes": -(-devices // local), "gpus": not machine.host,
         "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
         "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),
         "pipeline": plan.mesh.pipeline, "data": plan.mesh.data, "tensor": plan.mesh.tensor, "zero_group": plan.zero_group,

@@ -135,6 +135,7 @@ def emit(
     output: Annotated[Path, typer.Option("-o", "--output", help="The program's directory.")] = Path("program"),
 ) -> None:
     """Turn a plan into a readable program that torchrun runs with torch alone."""
+    from codegen import Machine
     from codegen import emit as emit_program
     from planner.bundle import beside, read
 
@@ -145,7 +146,7 @@ def emit(
     try:
         emit_program(
             bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,
-            per_node=cluster.devices_per_node, beside=beside(path),
+            machine=Machine(cluster.devices_per_node, host=cluster.chip.is_host), beside=beside(path),
         )
     except OSError as error:
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error

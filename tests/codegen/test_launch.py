@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from codegen import lower, render
+from codegen import Machine, lower, render
 from tests.codegen.plans import plan_of, traced
 
 
-def written(per_node: int, directory: Path, cluster: str = "dgx-h100") -> dict[str, str]:
+def written(machine: Machine, directory: Path) -> dict[str, str]:
     """The files of a program of four devices, and a ``torchrun`` beside them that prints what it is given."""
     graph = traced("gpt")
-    plan = replace(plan_of(graph, data=4), cluster=cluster)
-    files = render(lower(plan, graph), per_node=per_node)
+    files = render(lower(plan_of(graph, data=4), graph), machine=machine)
     (directory / "launch.sh").write_text(files["launch.sh"])
     (directory / "torchrun").write_text('#!/bin/sh\necho "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "$@"\n')
     (directory / "torchrun").chmod(0o755)
@@ -36,7 +34,7 @@ def launched(directory: Path, **environment: str) -> subprocess.CompletedProcess
 
 def test_runs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
     """Each has an endpoint of its own; workers that are started again meet in another store, for gloo's sake."""
-    files = written(4, tmp_path)
+    files = written(Machine(4), tmp_path)
     done = launched(tmp_path, MASTER_PORT="29500")
     assert done.stdout == f"1 --standalone --nproc-per-node 4 {tmp_path}/train.py --steps 3\n"
     for file in ("README.md", "train.py"):
@@ -44,7 +42,7 @@ def test_runs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Path) -> None:
-    files = written(2, tmp_path)
+    files = written(Machine(2), tmp_path)
     for file in ("README.md", "train.py"):
         assert "    MASTER_ADDR=FIRST_NODE ./launch.sh --steps 100" in files[file]
         assert "on each of 2 nodes of 2 devices" in files[file]
@@ -58,6 +56,6 @@ def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Pat
     assert f"{start} 17 --rdzv-backend c10d --rdzv-endpoint one:3000 " in done.stdout
 
 
-@pytest.mark.parametrize(("cluster", "asked"), [("dgx-h100", True), ("local-cpu", False)])
-def test_slurm_is_asked_for_accelerators_where_there_are_any(cluster: str, asked: bool, tmp_path: Path) -> None:
-    assert ("#SBATCH --gpus-per-node=2\n" in written(2, tmp_path, cluster)["launch.sbatch"]) is asked
+@pytest.mark.parametrize("host", [False, True])
+def test_slurm_is_asked_for_accelerators_where_there_are_any(host: bool, tmp_path: Path) -> None:
+    assert ("#SBATCH --gpus-per-node=2\n" in written(Machine(2, host), tmp_path)["launch.sbatch"]) is not host
