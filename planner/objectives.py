@@ -21,7 +21,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan
 from planner.ir.serialize import fingerprint
 from planner.job import Objective
-from planner.search import Certificate, Request, SearchResult, search
+from planner.search import Certificate, Request, SearchResult
 from planner.search.candidates import enumerate_candidates
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
@@ -81,12 +81,17 @@ def told(result: SearchResult, cluster: Cluster, request: Request) -> SearchResu
 
 
 def _solve(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None = None) -> SearchResult:
-    """A search, with the prices of one before it; what it finds under an asked limit of memory may be replayed to a little
-    more, as long as the chip holds it."""
-    if request.memory_limit_bytes is None:
-        return told(fitted(graph, cluster, request, known=known), cluster, request)
-    found = search(graph, cluster, request, known=known)
-    return told(replace(found, prediction=replayed(found.prediction, found.plan, graph, cluster)), cluster, request)
+    """A search, with the prices of one before it. An asked limit of memory is kept as head-room is, by the replay: it stands in
+    the plan's certificate, under which the plan is read again."""
+    return told(fitted(graph, cluster, request, known=known), cluster, request)
+
+
+def _or_none(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices) -> SearchResult | None:
+    """The same; None where no plan was found that fits."""
+    try:
+        return _solve(graph, cluster, request, known)
+    except MemoryTooSmall:
+        return None
 
 
 def _least(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None = None) -> tuple[Least, Prices]:
@@ -102,13 +107,13 @@ def _least(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices 
 
 
 def _within(graph: ModelGraph, cluster: Cluster, request: Request, least: Least, known: Prices) -> SearchResult:
-    """The quickest plan of no more memory than the one of least memory; that plan itself where the search finds no other in
-    its time (and then nothing is proven of its step)."""
-    limited = replace(request, memory_limit_bytes=least.peak_bytes)
+    """The quickest plan of no more memory than the one of least memory, by its sums and by its replay, which may be a little
+    more; that plan itself where the search finds no other in its time (and then nothing is proven of its step)."""
+    prediction = replayed(least.prediction, least.plan, graph, cluster)
+    limited = replace(request, memory_limit_bytes=max(least.peak_bytes, prediction.peak_memory_bytes))
     try:
         return _solve(graph, cluster, limited, known)
     except MemoryTooSmall:
-        prediction = replayed(least.prediction, least.plan, graph, cluster)
         return told(SearchResult(least.plan, prediction, Certificate(0.0, 0, 0)), cluster, limited)
 
 
@@ -134,12 +139,12 @@ def _least_memory(
             break
         middle = (low + high) // 2
         progress(f"within {objective.within:.0%}: trying {middle / GIB:.3f} GiB")
-        found = _solve(graph, cluster, replace(request, memory_limit_bytes=middle), prices)
-        if found.prediction.step_s <= allowed_s:
+        found = _or_none(graph, cluster, replace(request, memory_limit_bytes=middle), prices)
+        if found is not None and found.prediction.step_s <= allowed_s:
             best, high = found, middle
         else:
             low = middle
-            if found.lower_bound_s > allowed_s:
+            if found is not None and found.lower_bound_s > allowed_s:
                 proven = max(proven, middle)
     facts = {"lower_bound_bytes": proven, "within": objective.within, "best_step_s": quickest.prediction.step_s}
     return Outcome(best, cluster, facts=facts)
@@ -285,12 +290,12 @@ def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progre
         if results[-1].prediction.peak_memory_bytes <= limit:
             continue  # It is the quickest under this limit too.
         progress(f"front: at most {limit / GIB:.3f} GiB")
-        limited = replace(request, memory_limit_bytes=limit)
         if step == FRONT:
-            lower = _within(graph, found.cluster, request, least, prices)
+            lower: SearchResult | None = _within(graph, found.cluster, request, least, prices)
         else:
-            lower = _solve(graph, found.cluster, limited, prices)
-        results.append(_at_least(lower, results[-1].lower_bound_s))
+            lower = _or_none(graph, found.cluster, replace(request, memory_limit_bytes=limit), prices)
+        if lower is not None:
+            results.append(_at_least(lower, results[-1].lower_bound_s))
     kept: list[SearchResult] = []
     for result in sorted(results, key=lambda r: (r.prediction.step_s, r.prediction.peak_memory_bytes)):
         if not kept or result.prediction.peak_memory_bytes < kept[-1].prediction.peak_memory_bytes:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from planner.evaluate import replayed
+from planner.ir.plan import Prediction
+from planner.search.refusal import MemoryTooSmall
 from tests.cli.contract import check_contract
 from tests.commands import SMALL, run
 
@@ -65,6 +71,48 @@ def test_a_front_is_a_front(tmp_path: Path) -> None:
     peaks = [p["peak_memory_bytes"] for p in points]
     assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
     assert report["objective"]["least_memory_bytes"] >= report["objective"]["lower_bound_bytes"]
+
+
+@pytest.fixture
+def above_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replay takes more than the sums that searches compare plans by."""
+    def heavier(prediction: Prediction, *rest: Any) -> Prediction:
+        seen, extra = replayed(prediction, *rest), 2**18
+        return replace(seen, peak_memory_bytes=max(seen.peak_memory_bytes, prediction.peak_memory_bytes) + extra)
+
+    for module in ("planner.objectives", "planner.fitting", "planner.evaluate.step"):
+        monkeypatch.setattr(f"{module}.replayed", heavier)
+    monkeypatch.setattr(importlib.import_module("planner.search.search"), "usable_cores", lambda: 1)  # Another process replays.
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("above_sums")
+@pytest.mark.parametrize("asked", [("--objective", "memory"), ("--objective", "memory", "--within", "50%"), ("--pareto",)],
+                         ids=lambda asked: asked[-1])
+def test_plans_keep_the_limit_of_memory_in_their_certificate(asked: tuple[str, ...], tmp_path: Path) -> None:
+    """What is found under a limit is read again under it: the proof that `plan` printed is the one that `check` finds."""
+    report = run(*PLAN, *ON, *asked, "-o", tmp_path / "plan.yaml").json
+    plans = {tmp_path / "plan.yaml": report, **{Path(each["path"]): each for each in report.get("alternatives", ())}}
+    assert any("--headroom" in path.read_text() for path in plans)
+    for path, told in plans.items():
+        read = run("check", path, "--json").json
+        assert read["predicted"]["peak_memory_bytes"] == told["predicted"]["peak_memory_bytes"]
+        assert told["search"]["lower_bound_s"] > 0
+        assert read["search"]["lower_bound_s"] == pytest.approx(told["search"]["lower_bound_s"], rel=1e-9)
+        assert "none: an edit" not in run("show", path).out
+
+
+@pytest.mark.slow
+def test_a_plan_without_a_proof_says_that_time_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has edited it."""
+    def over(*arguments: Any, **named: Any) -> None:
+        raise MemoryTooSmall("no plan", "more time", least=None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("planner.objectives.fitted", over)
+    report = run(*PLAN, *ON, "--objective", "memory", "-o", tmp_path / "plan.yaml").json
+    assert report["search"]["lower_bound_s"] == 0.0 and report["search"]["optimality_gap"] == 1.0
+    told = " ".join(run("show", tmp_path / "plan.yaml").out.split())
+    assert "none: the time was over before the search found a plan of its own" in told and "an edit" not in told
 
 
 @pytest.mark.slow
