@@ -8,8 +8,7 @@ condition about layers if one of the layers does. *Head-room* is memory of every
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -83,10 +82,6 @@ class Condition:
         return said if self.layers is None else f"{self.layers}: {said}"
 
 
-PASSED_OVER = "--top"
-"""Where a combination is from that is a plan which was found already, nothing that somebody asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Combination:
     """Conditions that no plan may meet together."""
@@ -136,10 +131,14 @@ class Constraints:
         """Whether the conditions leave a value to a decision that is one for the whole plan."""
         return all(condition.admits(value) for condition in self.conditions if condition.name == name)
 
-    def speak_of(self, name: str) -> bool:
-        """Whether somebody limits a decision, by a condition or in a combination."""
-        asked = (each for combination in self.forbidden if combination.where != PASSED_OVER for each in combination.conditions)
-        return any(condition.name == name for condition in itertools.chain(self.conditions, asked))
+    def speak_of(self, name: str, decided: Mapping[str, Value]) -> bool:
+        """Whether a decision is limited for plans that have ``decided`` these others: by a condition, or in a combination whose
+        conditions on the others they meet."""
+        return any(condition.name == name for condition in self.conditions) or any(
+            any(each.name == name for each in combination.conditions)
+            and all(each.name not in decided or each.admits(decided[each.name]) for each in combination.conditions)
+            for combination in self.forbidden
+        )
 
     def pinned(self, name: str) -> Value | None:
         """The value that a decision of the whole plan is fixed to; None where it is not."""

@@ -5,7 +5,7 @@ time and memory. All of them ask the one search again under other limits, so eve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
@@ -13,12 +13,11 @@ from typing import Any
 from hardware_profiles import Cluster
 from planner.at_peak import at_peak_s
 from planner.clusters import Resize, resized, sizes_up_to
-from planner.constraints import PASSED_OVER, Combination, Condition
+from planner.distinct import essence, passed_over
 from planner.evaluate import replayed
 from planner.fitting import fitted
 from planner.ir.errors import JobError, NoPlanFits, PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan
 from planner.ir.serialize import fingerprint
 from planner.job import Objective
 from planner.search import Certificate, Request, SearchResult
@@ -229,27 +228,18 @@ def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progre
     for _ in range(SAME * count):
         if len(others) == count - 1:
             break
-        without = replace(without, constraints=without.constraints.with_(candidate_of(last.plan)))
+        known = without.constraints
+        passed = (each for each in passed_over(last.plan, found.cluster, request.constraints) if each not in known.forbidden)
+        without = replace(without, constraints=known.with_(*passed))
         progress(f"looking for plan {len(others) + 2} of {count}")
         try:
             last = _at_least(_solve(graph, found.cluster, without, found.result.prices), last.lower_bound_s)
         except (NoPlanFits, PinError):
             return _ordered(found, others, {**found.facts, "complete": True})
-        if essence(last.plan) not in seen:
+        if (alike := essence(last.plan)) not in seen:
             others.append(last)
-        seen.add(essence(last.plan))
+        seen.add(alike)
     return _ordered(found, others, {**found.facts, "complete": False, "others_lower_bound_s": last.lower_bound_s})
-
-
-def essence(plan: Plan) -> Hashable:
-    """What a program does: two plans with the same one run alike. With one micro-batch gpipe is 1f1b; where no parameter is
-    sharded over data ranks, the ZeRO group is nothing."""
-    schedule = plan.schedule
-    if plan.batch.accumulation == 1 and schedule.name == "gpipe":
-        schedule = replace(schedule, name="1f1b")
-    shards = any(decision.zero for stage in plan.stages for decision in stage.decisions)
-    placed = tuple(sorted((name, placement) for name, placement in plan.placements.items()))
-    return plan.mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
 
 
 def _at_least(result: SearchResult, bound_s: float) -> SearchResult:
@@ -265,19 +255,6 @@ def _ordered(found: Outcome, others: Sequence[SearchResult], facts: Mapping[str,
     bound_s = min(whole.lower_bound_s, first.prediction.step_s)
     first = replace(first, certificate=replace(whole, lower_bound_s=bound_s))
     return replace(found, result=first, alternatives=tuple(rest), facts=facts)
-
-
-def candidate_of(plan: Plan) -> Combination:
-    """The combination of decisions that makes a plan's candidate. Without a pipeline every schedule is the same."""
-    mesh, batch = plan.mesh, plan.batch
-    values = {
-        "pipeline": mesh.pipeline, "data": mesh.data, "tensor": mesh.tensor, "axis_order": mesh.order,
-        "microbatch": batch.micro, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
-        "zero_group": plan.zero_group,
-    }
-    if mesh.pipeline == 1:
-        del values["schedule"]
-    return Combination(tuple(Condition(name, "=", (value,), where=PASSED_OVER) for name, value in values.items()), PASSED_OVER)
 
 
 def _front(found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from planner.evaluate import replayed
 from planner.ir.plan import Prediction
@@ -39,6 +40,20 @@ def test_the_best_plans_differ_and_are_in_order(tmp_path: Path) -> None:
         assert Path(other["path"]) == tmp_path / f"plan.{rank}.yaml"
         check = run("check", other["path"], "--json")
         assert check.code == 0 and check.json["predicted"]["step_s"] == other["predicted"]["step_s"]
+
+
+@pytest.mark.slow
+def test_the_bound_of_another_plan_holds_under_the_constraints_in_its_certificate(tmp_path: Path) -> None:
+    """Written as `plan` takes them: what they forbid does not come back in another order of axes, or in another group."""
+    job = ("plan", *SMALL, "--batch", 6, "--cluster", "local-cpu:1x3", "--time-limit", 10, "--json", "-o")
+    others = run(*job, tmp_path / "plan.yaml", "--top", 4).json["alternatives"]
+    assert len(others) == 3
+    for other in others:
+        limits = yaml.safe_load(Path(other["path"]).read_text())["certificate"]["constraints"]
+        assert limits and all(limit.startswith("--forbid ") for limit in limits)
+        flags = [part for limit in limits for part in limit.split(" ", 1)]
+        found = run(*job, tmp_path / "again.yaml", *flags).json["predicted"]["step_s"]
+        assert found >= other["search"]["lower_bound_s"] * (1 - 1e-9)
 
 
 @pytest.mark.slow

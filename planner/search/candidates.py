@@ -165,10 +165,14 @@ def _ordered(mesh: Mesh, cluster: Cluster, constraints: Constraints) -> bool:
     near = mesh.pipeline * mesh.tensor
     if any(level.size % near and near % level.size for level in cluster.levels):
         return False
-    usual = replace(mesh, order=AXIS_ORDERS[0])
-    data, other = (span_of(cluster, each.data, each.data_stride) for each in (mesh, usual))
-    changes = data != other or send_seconds(cluster, mesh, 1) != send_seconds(cluster, usual, 1)
-    return changes or constraints.speak_of("axis_order")
+    return changes_links(mesh, cluster) or constraints.speak_of("axis_order", mesh.degrees)
+
+
+def changes_links(mesh: Mesh, cluster: Cluster) -> bool:
+    """Whether data ranks or pipelines have other links in one order of a mesh than in another."""
+    ordered = [replace(mesh, order=order) for order in AXIS_ORDERS]
+    links = {(span_of(cluster, each.data, each.data_stride), send_seconds(cluster, each, 1)) for each in ordered}
+    return len(links) > 1
 
 
 def _scheduled(
@@ -178,8 +182,9 @@ def _scheduled(
     if mesh.pipeline == 1:
         # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
         schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
-        schedules = schedules if constraints.speak_of("schedule") else schedules[:1]
-    groups = _zero_groups(cluster, constraints, mesh)
+        asked = constraints.speak_of("schedule", {**mesh.degrees, "axis_order": mesh.order, "microbatch": micro})
+        schedules = schedules if asked else schedules[:1]
+    groups = zero_groups(cluster, constraints, mesh)
     if not any(groups):
         return
     for schedule in schedules:
@@ -192,16 +197,15 @@ def _scheduled(
             yield from _apart(every, cluster, constraints, graph)
 
 
-def _zero_groups(
-    cluster: Cluster, constraints: Constraints, mesh: Mesh
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Every divisor of the data axis that is admitted. Under a pipeline those that are like the whole axis or its part inside a
     node, then others, which send once a step; unless constraints speak of groups, or leave nothing that sends once."""
-    if constraints.pinned("zero") == 0 and not constraints.speak_of("zero_group"):
+    asked = constraints.speak_of("zero_group", {**mesh.degrees, "axis_order": mesh.order})
+    if constraints.pinned("zero") == 0 and not asked:
         return ((mesh.data,),), ()
     admitted = tuple(group for group in reversed(divisors(mesh.data)) if constraints.admits("zero_group", group))
     parts = _like(admitted, cluster, mesh)
-    if mesh.pipeline == 1 or constraints.speak_of("zero_group") or not any(constraints.admits("zero", zero) for zero in ONCE):
+    if mesh.pipeline == 1 or asked or not any(constraints.admits("zero", zero) for zero in ONCE):
         return parts, ()
     inside = next((part for part in parts if part[0] <= _inside(cluster, mesh)), parts[0])
     kept = tuple(dict.fromkeys((parts[0], inside)))

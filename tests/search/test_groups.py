@@ -9,7 +9,6 @@ from dataclasses import astuple, dataclass, replace
 import pytest
 
 from hardware_profiles import Cluster, resolve_cluster
-from planner.constraints import PASSED_OVER, Combination, Condition
 from planner.constraints_text import parse_constraints
 from planner.costing.graphs import state_costs
 from planner.evaluate import evaluate
@@ -72,20 +71,21 @@ def test_constraints_on_groups() -> None:
     assert {c.zero_groups for c in found if c.schedule != "zbv"} >= {((8,), (2,), (1,)), ((4,),)}
 
 
-def test_plans_that_were_found_leave_the_others_their_groups() -> None:
-    """What `--top` passes over is nothing that somebody asks for: no other groups are candidates for it."""
-    found = Combination((Condition("data", "=", (64,)), Condition("zero_group", "=", (8,))), PASSED_OVER)
-    asked = replace(found, where="--forbid")
-    request = Request(128, 4, "fp32", parse_constraints(["data=64", "pipeline=2", "tensor=1", "virtual=1"]))
-    cluster = replace(resolve_cluster("dgx-h100:8"), nodes=8, devices_per_node=16)
-    groups = {}
-    for name, combination in (("found", found), ("asked", asked), ("none", None)):
-        limits = request.constraints if combination is None else request.constraints.with_(combination)
-        candidates = enumerate_candidates(make_graph("eaah"), cluster, replace(request, constraints=limits))
-        groups[name] = {(c.zero_groups, c.once_groups) for c in candidates if c.mesh.order == AXIS_ORDERS[0]}
-    assert groups["none"] == {(((64, 32), (16, 8)), (4, 2))}
-    assert groups["found"] == {(((64, 32), (16,)), (4, 2))}
-    assert groups["asked"] == {(((64, 32), (16,), (4,), (2,), (1,)), ())}
+def test_a_combination_speaks_of_the_meshes_that_it_can_forbid() -> None:
+    """Of these all groups are candidates, with all stages; of others those that are without it."""
+    request = Request(128, 4, "fp32", parse_constraints(["data=64", "tensor<=2", "pipeline<=4", "virtual=1"]))
+    cluster, graph = replace(resolve_cluster("dgx-h100:32"), nodes=16, devices_per_node=16), make_graph("eaah")
+    forbidden = parse_constraints((), ["pipeline=2, zero_group=8"]).forbidden
+    asked = replace(request, constraints=request.constraints.with_(*forbidden))
+    groups = {
+        pipeline: [
+            {(c.zero_groups, c.once_groups) for c in enumerate_candidates(graph, cluster, each)
+             if c.mesh.order == AXIS_ORDERS[0] and c.mesh.pipeline == pipeline} for each in (request, asked)
+        ]
+        for pipeline in (2, 4)
+    }
+    assert groups[2] == [{(((64, 32, 16), (8,)), (4, 2))}, {(((64, 32, 16), (4,), (2,), (1,)), ())}]
+    assert groups[4][0] == groups[4][1]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import pytest
 from hardware_profiles import Cluster, resolve_cluster
 from planner.constraints import Combination
 from planner.constraints_text import parse_constraints
+from planner.distinct import passed_over
 from planner.ir.errors import NoPlanFits, PinError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Precision
-from planner.objectives import candidate_of
 from planner.search import Request, SearchResult, search
 from planner.search.candidates import enumerate_candidates
 from tests.costing.test_measured_memory import DTYPES, graph_of
@@ -46,7 +46,7 @@ def test_no_narrower_job_is_quicker_than_what_is_proven(seed: int) -> None:
         for more in ([], [draw.choice(LAYERED)]):
             pinned = _found(graph, cluster, request, [*pins, *more])
             assert pinned is None or pinned.prediction.step_s >= least_s, [*pins, *more]
-    other = None if free is None else _found(graph, cluster, request, [], candidate_of(free.plan))
+    other = None if free is None else _found(graph, cluster, request, [], *passed_over(free.plan, cluster, request.constraints))
     assert other is None or other.prediction.step_s >= least_s
 
 
@@ -58,11 +58,11 @@ def _tighter(cluster: Cluster, peak_bytes: int, part: float) -> Cluster:
 
 
 def _found(
-    graph: ModelGraph, cluster: Cluster, request: Request, pins: Sequence[str], *passed_over: Combination
+    graph: ModelGraph, cluster: Cluster, request: Request, pins: Sequence[str], *passed: Combination
 ) -> SearchResult | None:
     """What a search finds in its space; None where there is nothing, or constraints contradict each other."""
     try:
-        constraints = parse_constraints(pins).with_(*passed_over)
+        constraints = parse_constraints(pins).with_(*passed)
         return search(graph, cluster, replace(request, constraints=constraints))
     except (NoPlanFits, PinError):
         return None

@@ -1,0 +1,51 @@
+"""Which plans of a job are one plan: what only looks different, and what constraints pass over to find another."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from hardware_profiles import Cluster
+from planner.constraints import Combination, Condition, Constraints
+from planner.ir.plan import Plan
+from planner.search.candidates import changes_links, divisors, zero_groups
+
+
+def essence(plan: Plan) -> Hashable:
+    """What a program does: two plans with the same one run alike. With one micro-batch gpipe is 1f1b; where no parameter is
+    sharded over data ranks, the ZeRO group is nothing."""
+    schedule = plan.schedule
+    if plan.batch.accumulation == 1 and schedule.name == "gpipe":
+        schedule = replace(schedule, name="1f1b")
+    shards = any(decision.zero for stage in plan.stages for decision in stage.decisions)
+    placed = tuple(sorted((name, placement) for name, placement in plan.placements.items()))
+    return plan.mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
+
+
+def passed_over(plan: Plan, cluster: Cluster, constraints: Constraints) -> tuple[Combination, ...]:
+    """Combinations that forbid all plans of a plan's candidate and leave all others that ``constraints`` admit, and no more:
+    they mean the same when they are read again from a file.
+
+    What all of its plans share with what only looks different is not named: the schedule where there is no pipeline, the
+    order of axes where it changes no link, the ZeRO group where there is but one or nothing is sharded. Where a group is named
+    constraints speak of groups, and other groups of the mesh become candidates, with every stage (docs/job.md): these are
+    forbidden by themselves.
+    """
+    mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
+    of_mesh = [Condition(name, "=", (getattr(mesh, name),)) for name in ("pipeline", "data", "tensor")]
+    if changes_links(mesh, cluster):
+        of_mesh.append(Condition("axis_order", "=", (mesh.order,)))
+    named = [*of_mesh, Condition("microbatch", "=", (batch.micro,)), Condition("virtual", "=", (schedule.virtual,))]
+    if mesh.pipeline > 1:
+        named.append(Condition("schedule", "=", (schedule.name,)))
+    often, once = zero_groups(cluster, constraints, mesh)
+    groups = [*(group for part in often for group in part), *once]
+    if len(groups) == 1 or constraints.pinned("zero") == 0:
+        return (Combination(tuple(named)),)
+    named.append(Condition("zero_group", "=", (plan.zero_group,)))
+    opened = tuple(group for group in divisors(mesh.data) if group not in groups and constraints.admits("zero_group", group))
+    beside = [(opened, ()), (once, (Condition("zero", ">=", (2,)),))]
+    return (
+        Combination(tuple(named)),
+        *(Combination((*of_mesh, Condition("zero_group", "in", some), *layers)) for some, layers in beside if some),
+    )

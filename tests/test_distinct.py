@@ -1,0 +1,66 @@
+"""What `--top` passes over, and how it is written: constraints that mean the same when they are read again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hardware_profiles import Cluster, resolve_cluster
+from planner.constraints import Constraints
+from planner.constraints_text import parse_constraints, parse_texts
+from planner.distinct import passed_over
+from planner.ir.plan import AXIS_ORDERS, Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
+from planner.search import Request
+from planner.search.candidates import Candidate, allowed_choices, changes_links, enumerate_candidates
+from tests.search.made import make_graph
+
+GRAPH = make_graph("eaaaah")
+CLUSTERS = {name: resolve_cluster(name) for name in ("dgx-h100:1x6", "dgx-h100:2", "dgx-h100:3")}
+BATCH = 48
+
+
+def plan_of(candidate: Candidate, zero: int = 0) -> Plan:
+    """Any plan of it."""
+    stages = (StagePlan(0, 0, 6, (BlockDecision(zero, "none"),) * 6),)
+    batch, schedule = Batch(BATCH, candidate.micro, candidate.accumulation), Schedule(candidate.schedule, candidate.virtual)
+    return Plan("made", "", "made", "", "fp32", 4, candidate.mesh, batch, schedule, candidate.zero_group, stages, {})
+
+
+Key = tuple[Mesh, int, str, int, int]
+
+
+def choices(constraints: Constraints, cluster: Cluster) -> dict[Key, set[tuple[str, int]]]:
+    """By what candidates decide, but for an order of axes that changes nothing: the ZeRO stages and levels that are left."""
+    found: dict[Key, set[tuple[str, int]]] = {}
+    for several in enumerate_candidates(GRAPH, cluster, Request(BATCH, 4, "fp32", constraints)):
+        for each in several.each:
+            mesh = each.mesh if changes_links(each.mesh, cluster) else replace(each.mesh, order=AXIS_ORDERS[0])
+            key = (mesh, each.micro, each.schedule, each.virtual, each.zero_group)
+            spaces = allowed_choices(each, constraints, GRAPH)
+            found.setdefault(key, set()).update((level, zero) for s in spaces for level in s.recompute for zero in s.zero)
+    return found
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+@pytest.mark.parametrize("pins", [(), ("axis_order in [pipeline-data-tensor,data-pipeline-tensor]",), ("zero=0",),
+                                  ("zero_group!=3",), ("zero>=2",), ("tensor=1", "schedule in [1f1b,gpipe]")], ids=" ".join)
+def test_all_plans_but_those_passed_over_are_left_and_no_others(name: str, pins: tuple[str, ...]) -> None:
+    cluster, asked = CLUSTERS[name], parse_constraints(pins)
+    before = choices(asked, cluster)
+    request = Request(BATCH, 4, "fp32", asked)
+    candidates = [each for several in enumerate_candidates(GRAPH, cluster, request) for each in several.each]
+    without = asked
+    for candidate in candidates[:: max(1, len(candidates) // 7)]:
+        passed = passed_over(plan_of(candidate), cluster, asked)
+        without = without.with_(*(each for each in passed if each not in without.forbidden))
+        left = choices(parse_texts(without.written, "plan.yaml"), cluster)
+        mesh = candidate.mesh if changes_links(candidate.mesh, cluster) else replace(candidate.mesh, order=AXIS_ORDERS[0])
+        gone = {
+            key for key in before
+            if key[:2] == (mesh, candidate.micro) and key[3] == candidate.virtual
+            and (mesh.pipeline == 1 or key[2] == candidate.schedule) and (pins == ("zero=0",) or key[4] == candidate.zero_group)
+        }
+        assert gone, "the plan's own candidate is passed over"
+        before = {key: left for key, left in before.items() if key not in gone}
+        assert left == before
