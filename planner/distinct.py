@@ -7,19 +7,21 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Condition, Constraints
-from planner.ir.plan import Plan
+from planner.ir.plan import AXIS_ORDERS, Plan
 from planner.search.candidates import changes_links, divisors, zero_groups
 
 
-def essence(plan: Plan) -> Hashable:
+def essence(plan: Plan, cluster: Cluster) -> Hashable:
     """What a program does: two plans with the same one run alike. With one micro-batch gpipe is 1f1b; where no parameter is
-    sharded over data ranks, the ZeRO group is nothing."""
-    schedule = plan.schedule
+    sharded over data ranks, the ZeRO group is nothing; nor is the order of axes where it changes no link."""
+    schedule, mesh = plan.schedule, plan.mesh
     if plan.batch.accumulation == 1 and schedule.name == "gpipe":
         schedule = replace(schedule, name="1f1b")
+    if not changes_links(mesh, cluster):
+        mesh = replace(mesh, order=AXIS_ORDERS[0])
     shards = any(decision.zero for stage in plan.stages for decision in stage.decisions)
     placed = tuple(sorted((name, placement) for name, placement in plan.placements.items()))
-    return plan.mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
+    return mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
 
 
 def passed_over(plan: Plan, cluster: Cluster, constraints: Constraints) -> tuple[Combination, ...]:

@@ -224,7 +224,7 @@ def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progre
     if count == 1:
         return found
     others: list[SearchResult] = []
-    without, last, seen = request, found.result, {essence(found.result.plan)}
+    without, last, seen = request, found.result, {essence(found.result.plan, found.cluster)}
     for _ in range(SAME * count):
         if len(others) == count - 1:
             break
@@ -236,7 +236,7 @@ def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progre
             last = _at_least(_solve(graph, found.cluster, without, found.result.prices), last.lower_bound_s)
         except (NoPlanFits, PinError):
             return _ordered(found, others, {**found.facts, "complete": True})
-        if (alike := essence(last.plan)) not in seen:
+        if (alike := essence(last.plan, found.cluster)) not in seen:
             others.append(last)
         seen.add(alike)
     return _ordered(found, others, {**found.facts, "complete": False, "others_lower_bound_s": last.lower_bound_s})
