@@ -58,7 +58,7 @@ def _idle(graph: ModelGraph) -> Mapping[str, tuple[int, ...]]:
 def _typed(parameter: Parameter) -> tuple[InitStep, ...]:
     """The parameter's recipe; bytes say what they are: the program keeps half precisions' parameters in float32."""
     return tuple(
-        replace(step, arguments=(*step.arguments, parameter.type.dtype)) if step.op == "value" else step
+        replace(step, arguments=(*step.arguments, parameter.type.dtype)[:2]) if step.op == "value" else step
         for step in parameter.init
     )
 

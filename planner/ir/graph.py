@@ -75,7 +75,8 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class InitStep:
     """One step of an initialisation: ``normal(mean, std)``, ``uniform(low, high)``, ``trunc_normal(mean, std, low, high)``,
-    ``constant(value)``, ``scale(factor)``, ``shift(amount)``, ``zero_row(index)``, ``value(key)`` (saved by value)."""
+    ``constant(value)``, ``scale(factor)``, ``shift(amount)``, ``zero_row(index)``, ``value(bytes)`` (saved by
+    value; their dtype follows where it is not the parameter's)."""
 
     op: str
     arguments: tuple[float | int | str, ...] = ()

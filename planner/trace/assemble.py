@@ -62,6 +62,7 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
         dtype=built.dtype, sequence=graph.sequence,
         warnings=(
             *graph.warnings, *_idle_parameters(built, blocks), *unknown_buffers(built, used), *_frozen_starts(built),
+            *_casts(built),
         ),
     )
 
@@ -71,6 +72,14 @@ def _frozen_starts(built: BuiltModel) -> tuple[str, ...]:
         f"parameter {fqn} starts from one draw kept by value, whatever the seed: its initialisation cannot be replayed"
         for fqn in built.frozen
     )
+
+
+def _casts(built: BuiltModel) -> tuple[str, ...]:
+    first = next(iter(built.cast), None)
+    if first is None:
+        return ()
+    said = f"parameter {first} and {others} more are" if (others := len(built.cast) - 1) else f"parameter {first} is"
+    return (f"{said} {built.cast[first]} in the model: a program computes with all of them in {built.dtype}",)
 
 
 def _idle_parameters(built: BuiltModel, blocks: Sequence[Block]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from planner.trace.backwards import refuse_hooks
 from planner.trace.load import ModelSource
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+
 
 @dataclass(frozen=True)
 class BuiltModel:
@@ -28,7 +30,8 @@ class BuiltModel:
     ``canonical``: the first name of every parameter and buffer under any of its names. ``buffers``: all names of buffers.
     ``values``: buffers that have values. ``persistent``: state keys.
     ``draws``: uses of the random generator in order; ``drawn``: the one that each parameter's recipe begins with.
-    ``frozen``: parameters whose random start no recipe tells, so that one draw of it is kept by value.
+    ``frozen``: parameters whose random start no recipe tells, so that one draw of it is kept by value. ``cast``: parameters
+    that the model has in another dtype, by it.
     """
 
     module: nn.Module
@@ -42,10 +45,15 @@ class BuiltModel:
     draws: tuple[Draw, ...]
     drawn: Mapping[str, int]
     frozen: tuple[str, ...] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(source: ModelSource, dtype: str) -> BuiltModel:
-    """Construct the model in ``dtype``. A trillion parameters take no memory. The global generator is left as it was."""
+    """Construct the model in ``dtype``. A trillion parameters take no memory. The global generator is left as it was.
+
+    Parameters are of ``dtype`` whatever the model makes them, as in the program, which computes with all of them in one.
+    Raises ModelError where the model says that it wants another.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     recorder = Recorder(fake)
     with torch.random.fork_rng(devices=[]), default_dtype(getattr(torch, dtype)), recording(recorder):
@@ -53,6 +61,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
         with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
             module = source.build()
     refuse_hooks(module, source.where)
+    cast = _cast(module, source.where, getattr(torch, dtype))
     canonical = _canonical(module)
     aliases: dict[str, list[str]] = {}
     for name, first in canonical.items():
@@ -63,7 +72,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
             raise ModelError(source.where, f"{fqn} has no shape before the first forward pass", "give the module its sizes")
         if trained.numel() == 0:  # nothing to train, and FSDP2 cannot reduce it
             trained.requires_grad_(False)
-        parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn])))
+        parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn]), dtype))
         history = recorder.history(trained)
         if history.draw is not None:
             drawn[fqn] = history.draw
@@ -73,11 +82,12 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     for fqn, tensor in module.named_buffers():
         if not isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata not in recorder.stale:
             values[fqn] = tensor
-    _replace_by_fakes(module, fake)
+    _replace_by_fakes(module, fake, getattr(torch, dtype))
     draws = tuple(recorder.draws)
     buffers = tuple(fqn for fqn, _ in module.named_buffers(remove_duplicate=False))
     return BuiltModel(
-        module, dtype, fake, tuple(parameters), canonical, buffers, values, persistent, draws, drawn, tuple(frozen)
+        module, dtype, fake, tuple(parameters), canonical, buffers, values, persistent, draws, drawn, tuple(frozen),
+        cast,
     )
 
 
@@ -92,8 +102,27 @@ def _canonical(module: nn.Module) -> dict[str, str]:
     return {fqn: first.setdefault(id(tensor), fqn) for fqn, tensor in names}
 
 
+def _cast(module: nn.Module, where: str, dtype: torch.dtype) -> dict[str, str]:
+    """The parameters that are of another dtype. float32 ones in a half precision are what mixed precision is; whoever has the
+    rest in half means to train it so, and in float64 all of it. Raises ModelError for these, naming a parameter."""
+    others = {fqn: p.dtype for fqn, p in module.named_parameters() if p.is_floating_point() and p.dtype != dtype}
+    trained = {fqn: p.dtype for fqn, p in module.named_parameters() if p.is_floating_point() and p.requires_grad}
+    whole = set(trained.values()) == {torch.float64}
+    for fqn, has in others.items():
+        if fqn in trained and (has not in (torch.float32, torch.float64) or whole):
+            asked, own = (PRECISIONS.get(kind) for kind in (dtype, has))
+            wrong = f"parameter {fqn} is {_name(has)}, and the job computes in {asked}"
+            right = "leave its dtype to --precision (no .to(dtype), .half() or .double() in the constructor)"
+            raise ModelError(where, wrong, f"--precision {own}, or {right}" if own else right)
+    return {fqn: _name(has) for fqn, has in others.items()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _parameter(
-    where: str, fqn: str, tensor: nn.Parameter, recorder: Recorder, aliases: tuple[str, ...]
+    where: str, fqn: str, tensor: nn.Parameter, recorder: Recorder, aliases: tuple[str, ...], dtype: str
 ) -> Parameter:
     if nn.parameter.is_lazy(tensor):
         raise ModelError(where, f"parameter {fqn} is lazy: it has no shape yet", "give its module's sizes")
@@ -102,17 +131,18 @@ def _parameter(
     stale = tensor.untyped_storage()._cdata in recorder.stale
     return Parameter(
         fqn=fqn,
-        type=type_of(tensor),
-        init=recipe(fqn, where, tensor, recorder.history(tensor), stale),
+        type=replace(type_of(tensor), dtype=dtype),
+        init=recipe(fqn, where, tensor, recorder.history(tensor), stale, dtype),
         aliases=aliases,
         trainable=tensor.requires_grad,
         decay=tensor.dim() > 1,
     )
 
 
-def _replace_by_fakes(module: nn.Module, fake: FakeTensorMode) -> None:
-    """Swap the real tensors among parameters and buffers for fake ones, ties kept."""
+def _replace_by_fakes(module: nn.Module, fake: FakeTensorMode, dtype: torch.dtype) -> None:
+    """Swap the real tensors among parameters and buffers for fake ones, and parameters for those of ``dtype``, ties kept."""
     fakes: dict[int, Tensor] = {}
+    kept: list[Tensor] = []  # so that no other tensor takes its identity
     for owner in module.modules():
         for table in (owner._parameters, owner._buffers):
             for name, tensor in table.items():
@@ -120,4 +150,12 @@ def _replace_by_fakes(module: nn.Module, fake: FakeTensorMode) -> None:
                     continue
                 if id(tensor) not in fakes:
                     fakes[id(tensor)] = fake.from_tensor(tensor, static_shapes=True)
+                    kept.append(tensor)
                 table[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        for name, parameter in owner._parameters.items():
+            if parameter is None or parameter.dtype == dtype:
+                continue
+            if id(parameter) not in fakes:
+                fakes[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                kept.append(parameter)
+            setattr(owner, name, fakes[id(parameter)])  # A recurrent module keeps them in a list too.

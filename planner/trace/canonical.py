@@ -81,7 +81,8 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
         right = "the emitted program needs nothing but torch: write it in torch's own operations"
     elif node.base in ONE_DTYPE and (others := _other_dtypes(node, types)):
         wrong = f"{node.base} is given {types[node.operands[0]].dtype} and {' and '.join(others)}"
-        right = "torch computes it in one dtype alone: cast one of them (x.to(weight.dtype)), or choose another --precision"
+        right = ("torch computes it in one dtype alone, and parameters are in the job's, whatever the model makes them: cast "
+                 "one of them (x.to(weight.dtype)), or choose another --precision")
     elif node.base in LOOKUPS and node.differentiable and arguments["scale_grad_by_freq"]:
         wrong = f"{node.base} divides its gradients by how often a call has each id (scale_grad_by_freq=True)"
         right = "a statistic over the batch: it differs between micro-batches and plans; leave it out"

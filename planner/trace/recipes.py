@@ -268,8 +268,10 @@ def _number(value: object) -> float | None:
     return None
 
 
-def recipe(fqn: str, where: str, tensor: Tensor, history: History, stale: bool) -> tuple[InitStep, ...]:
-    """The steps that make a parameter's initial value.
+def recipe(
+    fqn: str, where: str, tensor: Tensor, history: History, stale: bool, traced: str
+) -> tuple[InitStep, ...]:
+    """The steps that make a parameter's initial value. ``traced``: its dtype in the graph.
 
     Raises ModelError, naming the parameter and the operation, where no such steps are known.
     """
@@ -279,7 +281,8 @@ def recipe(fqn: str, where: str, tensor: Tensor, history: History, stale: bool) 
         return tuple(step for step in told if step is not None)
     known = not (stale or isinstance(tensor, FakeTensor) or ("uninitialised",) in steps)
     if known and tensor.numel() <= (DRAWN_BY_VALUE_ELEMENTS if history.random else BY_VALUE_ELEMENTS):
-        return (InitStep("value", (encode(tensor.detach()),)),)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return (InitStep("value", (encode(tensor.detach()), *(() if dtype == traced else (dtype,)))),)
     if steps[-1] == ("uninitialised",):
         raise ModelError(where, f"parameter {fqn} is never initialised", "give it values in its module's constructor")
     untold = [step for step, said in zip(steps, told, strict=True) if said is None]
@@ -322,7 +325,9 @@ def replay(steps: tuple[InitStep, ...], tensor: Tensor) -> Tensor:
         "normal": tensor.normal_, "uniform": tensor.uniform_, "constant": tensor.fill_,
         "scale": tensor.mul_, "shift": tensor.add_, "zero_row": lambda index: tensor[index].zero_(),
         "trunc_normal": lambda *arguments: torch.nn.init.trunc_normal_(tensor, *arguments),
-        "value": lambda text: tensor.copy_(decode(text, tensor.dtype).reshape(tensor.shape)),
+        "value": lambda text, dtype="": tensor.copy_(
+            decode(text, getattr(torch, dtype) if dtype else tensor.dtype).reshape(tensor.shape)
+        ),
     }
     with torch.no_grad():
         for step in steps:
