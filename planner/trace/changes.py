@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 
 from planner.ir.errors import ModelError
 from planner.trace.lines import is_users, source_of
 
+KINDS = {"BUFFER_MUTATION": "buffer {}", "PARAMETER_MUTATION": "parameter {}", "USER_INPUT_MUTATION": "its input"}
 ADVICE = "statistics over a batch differ between micro-batches and plans; use a norm without running averages"
+NORMED = ("each micro-batch would change the rows that it has: leave max_norm out, or scale what is looked up, "
+          "x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)")
+POWERED = ("its power iteration goes on in every forward pass, and how many a step has the plan says: remove it, or use "
+           "torch.nn.utils.parametrizations.weight_norm")
 
 
 @contextlib.contextmanager
@@ -39,23 +44,60 @@ def refuse_assignments(model: nn.Module) -> Iterator[None]:
         type.__setattr__(nn.Module, "__setattr__", assign)
 
 
-def refuse_mutation(program: ExportedProgram, where: str) -> None:
-    """Raise ModelError, naming the line, where the program changes a buffer or its input in place."""
-    for spec in program.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            target = (spec.target or "").removeprefix("model.")
-            what = f"buffer {target}" if spec.kind is OutputKind.BUFFER_MUTATION else "its input"
-            raise ModelError(_line(program, spec.arg.name) or where, f"forward changes {what} in place", ADVICE)
+def traces_of_changes(program: ExportedProgram) -> dict[str, str]:
+    """Stack traces of the operations that change a tensor in place, the first of each module by its path. A graph that torch
+    has made functional has lost them."""
+    traces: dict[str, str] = {}
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                traces.setdefault(_module(node), node.meta.get("stack_trace") or "")
+    return traces
 
 
-def _line(program: ExportedProgram, name: str) -> str | None:
-    """``file:line`` of the user's code that made a value, or one that it was made of."""
+def refuse_mutation(program: ExportedProgram, where: str, traces: Mapping[str, str]) -> None:
+    """Raise ModelError, naming the line, where the program changes a parameter, a buffer or its input in place."""
     nodes = {node.name: node for node in program.graph.nodes}
-    pending = [nodes[name]]
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name not in KINDS:
+            continue
+        node = nodes[spec.arg.name]
+        target = (spec.target or "").removeprefix("model.")
+        trace = traces.get(_module(node), "")
+        what, right = KINDS[spec.kind.name].format(target), ADVICE
+        if "embedding_renorm" in str(node.target):
+            what, right = f"{what} (max_norm of an embedding)", NORMED
+        elif "SpectralNorm" in _kind(node) or f"model.{target[:-2]}_orig" in program.graph_signature.parameters:
+            what, right = f"{what} (spectral_norm)", POWERED
+        elif spec.kind.name == "PARAMETER_MUTATION":
+            right = "a step's micro-batches would see other values: compute from it without changing it"
+        raise ModelError(_line(node) or _place(trace) or where, f"forward changes {what} in place", right)
+
+
+def _module(node: fx.Node) -> str:
+    """The path of the module that an operation is in."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _kind(node: fx.Node) -> str:
+    """The class of the module that an operation is in."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][1]) if stack else ""
+
+
+def _place(trace: str | None) -> str | None:
+    """``file:line`` of the user's code in a stack trace."""
+    source = source_of(trace)
+    return f"{source.file}:{source.line}" if source else None
+
+
+def _line(node: fx.Node) -> str | None:
+    """``file:line`` of the user's code that made a value, or one that it was made of."""
+    pending = [node]
     while pending:
         node = pending.pop()
-        source = source_of(node.meta.get("stack_trace"))
-        if source is not None:
-            return f"{source.file}:{source.line}"
+        if (found := _place(node.meta.get("stack_trace"))) is not None:
+            return found
         pending.extend(node.all_input_nodes)
     return None

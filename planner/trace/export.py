@@ -32,7 +32,7 @@ from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
-from planner.trace.changes import refuse_assignments
+from planner.trace.changes import refuse_assignments, traces_of_changes
 from planner.trace.examples import shown
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
@@ -51,13 +51,14 @@ IGNORED = -100
 @dataclass(frozen=True)
 class Exported:
     """The exported step and the batch inputs that it takes. ``hidden``: nodes of parameters and buffers beside those that the
-    program's signature names, by the model's names."""
+    program's signature names, by the model's names. ``changes``: stack traces of what changes tensors in place, by module."""
 
     where: str
     program: ExportedProgram
     batch_inputs: tuple[BatchInput, ...]
     sequence: int
     hidden: Mapping[str, fx.Node]
+    changes: Mapping[str, str]
 
 
 class TrainingStep(nn.Module):
@@ -104,12 +105,12 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     largest = shown(source, built.dtype, sequence, batch)
     given = tuple(_batch_input(name, tensor, largest.get(name, 0)) for name, tensor in batch.items())
     step = _step(source, built, batch)
-    program, repeats = _program(source, built, step, batch, way)
+    program, repeats, changes = _program(source, built, step, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
         source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
     _refuse_batch_numbers(source, built, sequence, step.record.calls, frozenset(repeats.drawn))
-    return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes)
+    return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes, changes)
 
 
 def _step(source: ModelSource, built: BuiltModel, batch: Mapping[str, Tensor]) -> TrainingStep:
@@ -118,9 +119,9 @@ def _step(source: ModelSource, built: BuiltModel, batch: Mapping[str, Tensor]) -
 
 def _program(
     source: ModelSource, built: BuiltModel, step: TrainingStep, batch: dict[str, Tensor], way: _Way
-) -> tuple[ExportedProgram | _Way, Repeats]:
-    """The step as torch exports it, or the way in which it has to be exported."""
-    repeats = Repeats()
+) -> tuple[ExportedProgram | _Way, Repeats, dict[str, str]]:
+    """The step as torch exports it, or the way in which it has to be exported; what it changes in place, by module."""
+    repeats, changes = Repeats(), dict[str, str]()
     with _quiet():
         try:
             with contextlib.ExitStack() as stack:
@@ -134,20 +135,21 @@ def _program(
             backwards.refuse_others()
             hidden = repeats.hidden
             if hidden.members and (_changes(program) or hidden.read(program, "model")):
-                return _Way.ONCE, repeats
+                return _Way.ONCE, repeats, changes
             if (repeats.firsts or hidden.members) and not draw_out(program, hidden):
-                return _Way.EACH, repeats
+                return _Way.EACH, repeats, changes
             if _changes(program):
+                changes = traces_of_changes(program)
                 program.graph_module.recompile()
                 program = program.run_decompositions({})
-            return program, repeats
+            return program, repeats, changes
         except ShardwrightError:
             raise
         except UnlikeError:
-            return _Way.ONCE, repeats
+            return _Way.ONCE, repeats, changes
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
             if repeats.firsts or repeats.hidden.members:
-                return _Way.EACH, repeats
+                return _Way.EACH, repeats, changes
             raise _untraceable(source.where, error, step.accepted, batch) from error
 
 

@@ -107,7 +107,7 @@ def tensor_type(value: Tensor) -> TensorType:
 def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
     """Translate the exported program. Raises ModelError where it mutates a buffer or holds what no plan can follow."""
     program = exported.program
-    refuse_mutation(program, exported.where)
+    refuse_mutation(program, exported.where, exported.changes)
     reader = _Reader(exported.where, built)
     reader.read_inputs(program, exported.hidden)
     outputs = reader.read_nodes(program.graph_module, reader.names, no_gradient=False)

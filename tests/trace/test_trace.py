@@ -344,6 +344,10 @@ def test_short_position_table(config_file: Callable[..., str], values: dict[str,
     ("x = x * x.sum().item()", "depends on tensor values"),
     ("x = self.n(x.transpose(1, 2)).transpose(1, 2)", "changes buffer n.running_mean in place; statistics over a batch"),
     ("self.n.running_var.add_(1)", "changes buffer n.running_var in place"),
+    ("x = x + nn.functional.embedding(input_ids, self.e.weight, max_norm=1.0)",
+     r"user_model\.py:\d+: forward changes parameter e.weight \(max_norm of an embedding\) in place; .*: leave max_norm out"),
+    ("x = self.s(x)", r"\.py:\d+: forward changes buffer s.parametrizations.* \(spectral_norm\) in place; its power"),
+    ("x = self.t(x)", r"\.py:\d+: forward changes buffer t.weight_u \(spectral_norm\) in place; .* or use .*weight_norm"),
     ("self.n.running_mean = x.detach().mean((0, 1))", "forward replaces buffer n.running_mean"),
     ("x = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)", "statistics over the batch"),
     ("x = x + torch.rand_like(x)", "rand_like draws random numbers in forward; only dropout may: its masks are drawn again"),
@@ -360,6 +364,8 @@ class M(nn.Module):
     def __init__(self):
         super().__init__()
         self.e, self.n = nn.Embedding(48, 16), nn.BatchNorm1d(16)
+        self.s = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+        self.t = nn.utils.spectral_norm(nn.Linear(16, 16))
     def forward(self, input_ids):
         x = self.e(input_ids)
         {forward}
