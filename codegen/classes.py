@@ -81,11 +81,12 @@ def render_chain(program: Program) -> str:
         lines.append(f'    "{name}": ({sizes}, torch.{variable.type.dtype}, {dim}, {variable.differentiable}),')
     if program.sent:
         lines.append("}")
-    lines += wrap(f"SHARED = {_dictionary(program.tied)}", 0) + wrap(f"ALIASES = {_dictionary(program.aliases)}", 0)
+    lines += wrap(f"SHARED = {dictionary(program.tied)}", 0) + wrap(f"ALIASES = {dictionary(program.aliases)}", 0)
     return "\n".join(lines)
 
 
-def _dictionary(table: object) -> str:
+def dictionary(table: object) -> str:
+    """A table of texts or numbers by key."""
     items = [f'"{k}": "{v}"' if isinstance(v, str) else f'"{k}": {v}' for k, v in table.items()]  # type: ignore[attr-defined]
     return f"{{{', '.join(items)}}}"
 

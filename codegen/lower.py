@@ -46,7 +46,7 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
         undecayed=tuple(parameter.fqn for parameter in graph.parameters if not parameter.decay),
         tied={p.fqn: graph.tied_blocks(p.fqn) for p in graph.parameters if len(graph.tied_blocks(p.fqn)) > 1},
         aliases={alias: p.fqn for p in graph.parameters for alias in p.aliases},
-        sent=_sent(plan, graph, chain),
+        untrained=_untrained(plan, graph), sent=_sent(plan, graph, chain),
     )
 
 
@@ -161,6 +161,14 @@ def _link(block: Block, cls: str, paths: Mapping[str, str]) -> Link:
     prefixes = dict.fromkeys((*own, *(fqn.removesuffix(path) for path, fqn in pairs if fqn.endswith(path))))
     others = [(prefix, tuple(pair for pair in pairs if pair[1] != prefix + pair[0])) for prefix in prefixes]
     return Link(block.name, cls, *min(others, key=lambda found: len(found[1])))
+
+
+def _untrained(plan: Plan, graph: ModelGraph) -> Mapping[str, tuple[int, ...]]:
+    stages: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        for fqn in sorted(graph.untrained_in(stage.first, stage.last)):
+            stages.setdefault(fqn, []).append(stage.index)
+    return {fqn: tuple(indices) for fqn, indices in stages.items()}
 
 
 def _sent(plan: Plan, graph: ModelGraph, chain: Chain) -> Mapping[str, Variable]:

@@ -175,7 +175,8 @@ class Program:
     """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
 
     ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
-    ``sent``: whole type and placement of each variable that crosses a cut.
+    ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``sent``: whole type and
+    placement of each variable that crosses a cut.
     """
 
     plan: Plan
@@ -195,6 +196,7 @@ class Program:
     undecayed: tuple[str, ...]
     tied: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
+    untrained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     sent: Mapping[str, Variable] = field(default_factory=dict)
 
     @property

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from codegen.classes import render_chain, render_class, render_stage
-from codegen.functions import render_function
+from codegen.classes import dictionary, render_chain, render_class, render_stage
+from codegen.functions import render_function, wrap
 from codegen.program import COMMON, Machine, Program
 from planner.ir.plan import Mesh, Prediction
 
@@ -103,6 +103,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
         "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
         "stages": stages, "inputs": inputs, "sized": sized, "sample_flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
         "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
+        "untrained": "\n".join(wrap(f"untrained = {dictionary(program.untrained)}", 4)) if program.untrained else "",
     }
 
 

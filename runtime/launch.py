@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,13 +269,19 @@ def main_guard(main: Callable[[], None]) -> None:
     """Run ``main``; wrong input becomes one line from rank 0 and exit code 2 on every rank, without a traceback.
 
     Such an error must be found by all ranks alike, or by one before the others wait for it. Under torchrun the process
-    ends here; without (in a notebook) a run that succeeds returns.
+    ends here; without (in a notebook) a run that succeeds returns. Whatever else one rank raises ends it at once, and torchrun
+    ends the others: to leave the process group in order could take them, which wait for this one.
     """
     try:
         main()
     except ProgramError as error:
         say(error)
         _leave(error.exit_code)
+    except Exception:
+        if "RANK" not in os.environ:
+            raise
+        traceback.print_exc()
+        _leave(1)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -75,9 +75,7 @@ class Trainer:
         self._samples_before = 0
         initialize(program.modules, program.recipes, options.seed, self.world.device)
         self.parameters: tuple[Held, ...] = held_by(program.modules, program.tied)
-        self.tied = TiedGradients(
-            self.world, {entry.fqn: [program.stage_ranks[stage] for stage in entry.stages] for entry in program.tied}
-        )
+        self.tied = TiedGradients(self.world, program.tied, program.stage_ranks)
         rate = LearningRate(options.learning_rate, options.warmup, options.decay_steps)
         self.optimizer = Optimizer(self.parameters, rate, options.weight_decay, program.decays, program.betas, program.epsilon)
         self.loss_scale = LossScale(program.precision == "fp16")
@@ -98,7 +96,6 @@ class Trainer:
         found = self._passes()
         if not self._begun:
             self._begun = True
-            require_gradients(self.parameters)
             self._dump()
         reading = Reading(found)
         rate = self._update(found[1])  # Launched while the backward pass runs: the device goes from one to the other.
@@ -118,6 +115,9 @@ class Trainer:
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
         loss_sum = run_step(self.program.runner, batch, scale, self._streams())
+        self.tied.complete(self.parameters)
+        if not self._begun:
+            require_gradients(self.parameters)  # Before others wait for this rank's: one that raises ends all.
         sum_partial_gradients(self.parameters, self.world.tensor)
         self.tied.sum(self.parameters)
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]

@@ -130,10 +130,12 @@ def held_by(modules: Iterable[nn.Module], tied: Sequence[TiedParameter] = ()) ->
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """A parameter that several stages hold a copy of: its name and the stages' indices, ascending."""
+    """A parameter that several stages hold a copy of: its name and the stages' indices, ascending. ``untrained``: those of them
+    that make no gradient of it (only detached values come from it there)."""
 
     fqn: str
     stages: tuple[int, ...]
+    untrained: tuple[int, ...] = ()
 
 
 def require_gradients(parameters: Sequence[Held]) -> None:

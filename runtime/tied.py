@@ -6,7 +6,7 @@ Both run once a step, after the backward passes and before the norm; both are in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,25 +15,34 @@ from torch.distributed import ProcessGroup
 
 from .collectives import TensorAxis
 from .launch import World
-from .parameters import Held
+from .parameters import Held, TiedParameter
 
 
 class TiedGradients:
     """Sums the gradients of a tied parameter's copies over the stages that hold one.
 
     The copies are split alike (same tensor placement, same ZeRO stage and group), so each rank sums with the ranks of
-    the other stages at its own data and tensor coordinates. ``ranks_of``: the pipeline ranks of each tied parameter's
-    stages. Every rank must build this, in the same order.
+    the other stages at its own data and tensor coordinates. ``stage_ranks``: the pipeline rank of every stage. Every rank
+    must build this, in the same order.
     """
 
-    def __init__(self, world: World, ranks_of: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, world: World, tied: Sequence[TiedParameter], stage_ranks: Sequence[int]) -> None:
         self._groups: dict[str, ProcessGroup | None] = {}
+        self._untrained = frozenset(
+            entry.fqn for entry in tied if any(stage_ranks[stage] == world.pipeline_rank for stage in entry.untrained)
+        )
         made: dict[tuple[int, ...], ProcessGroup | None] = {}
-        for fqn, ranks in ranks_of.items():
-            distinct = tuple(sorted(set(ranks)))
+        for entry in tied:
+            distinct = tuple(sorted({stage_ranks[stage] for stage in entry.stages}))
             if distinct not in made:
                 made[distinct] = _group_across(world, distinct) if len(distinct) > 1 else None
-            self._groups[fqn] = made[distinct]
+            self._groups[entry.fqn] = made[distinct]
+
+    def complete(self, parameters: Sequence[Held]) -> None:
+        """Give zeros to the copies of which this rank's stages make no gradient: the other stages wait for what they add."""
+        for held in parameters:
+            if held.fqn in self._untrained and held.parameter.grad is None:
+                held.parameter.grad = torch.zeros_like(held.parameter)
 
     def sum(self, parameters: Sequence[Held]) -> None:
         """Leave in every copy's gradient the sum over all copies."""

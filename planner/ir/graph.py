@@ -212,7 +212,11 @@ class Body:
     def asked(self) -> frozenset[str]:
         """Values that a gradient comes back to: those that lead to an output that carries one. What autograd records beside
         them (before an argmin, or a detach) is forgotten with the last of its results."""
-        wanted = set(self.differentiable.intersection(self.outputs))
+        return self.asked_by(self.outputs)
+
+    def asked_by(self, outputs: Iterable[str]) -> frozenset[str]:
+        """The same, where gradients come to these outputs alone."""
+        wanted = set(self.differentiable.intersection(outputs))
         for node in reversed(self.nodes):
             if node.differentiable and node.name in wanted:
                 wanted |= self.differentiable.intersection(node.operands)
@@ -400,6 +404,29 @@ class ModelGraph:
         for blocks in self._homes.values():
             nx.add_path(ties, [index for index in blocks if first <= index < last])
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(ties)))
+
+    def asked_in(self, first: int, last: int) -> Mapping[int, frozenset[str]]:
+        """By block from ``first`` to before ``last``, run as one stage: the values of its body that a gradient comes back to.
+        One comes with the loss, and (of zeros, if need be) to each value that is sent and carries one."""
+        wanted = {self.loss, *self.crossing(last)}
+        asked: dict[int, frozenset[str]] = {}
+        for index in range(last - 1, first - 1, -1):
+            block = self.blocks[index]
+            body = self.body_of[block.body]
+            written = zip(block.writes, body.outputs, strict=True)
+            asked[index] = body.asked_by(value for name, value in written if name in wanted)
+            read = zip(block.reads, body.inputs, strict=True)
+            wanted |= {name for name, value in read if value.name in asked[index]}
+        return asked
+
+    def untrained_in(self, first: int, last: int) -> frozenset[str]:
+        """Trained parameters (fqn) that the blocks from ``first`` to before ``last`` have and, as one stage, make no gradient
+        of: they read detached values alone."""
+        asked = self.asked_in(first, last)
+        had = {fqn for index in asked for _, fqn in self.blocks[index].parameters if self.parameter_of[fqn].trainable}
+        return frozenset(had - {
+            fqn for index, values in asked.items() for name, fqn in self.blocks[index].parameters if name in values
+        })
 
     def tied_blocks(self, fqn: str) -> tuple[int, ...]:
         """Indices of the blocks that use a parameter (more than one: it is tied)."""

@@ -20,12 +20,14 @@ from planner.ir.plan import Plan, StagePlan
 class LocalParameter:
     """A parameter as one tensor rank holds it, before ZeRO; one without dims as one element.
 
-    ``partial``: its gradient is to be summed over the tensor axis.
+    ``trained``: the stage's backward passes make a gradient of it, which ZeRO reduces. ``partial``: its gradient is to be
+    summed over the tensor axis.
     """
 
     fqn: str
     shape: tuple[int, ...]
     trainable: bool
+    trained: bool
     partial: bool
 
     def padded(self, ranks: int) -> int:
@@ -53,17 +55,19 @@ class Unit:
 
     def padded(self, ranks: int, *, trained: bool = False) -> int:
         """Elements of all ranks' shards; ``trained``: of the parameters that get a gradient."""
-        return sum(p.padded(ranks) for p in self.parameters if p.trainable or not trained)
+        return sum(p.padded(ranks) for p in self.parameters if p.trained or not trained)
 
 
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan, tensor_rank: int) -> tuple[Unit, ...]:
     """The units of a virtual stage, in the order in which their forward passes end. Units without parameters do nothing."""
     groups = sorted(graph.sharded_together(stage.first, stage.last), key=lambda group: group[-1])
-    reached = [any(_has_gradient(graph, index) for index in group) for group in groups]
+    asked = graph.asked_in(stage.first, stage.last)
+    reached = [any(_has_gradient(graph, index, asked[index]) for index in group) for group in groups]
+    untrained = graph.untrained_in(stage.first, stage.last)
     units = [
         Unit(
             group, stage.decisions[group[0] - stage.first].zero,
-            tuple({p.fqn: p for index in reversed(group) for p in _local(plan, graph, index, tensor_rank)}.values()),
+            tuple({p.fqn: p for index in reversed(group) for p in _local(plan, graph, index, tensor_rank, untrained)}.values()),
             *arrives,
         )
         for group, arrives in zip(groups, zip(reached, [*reached[1:], False], strict=True), strict=True)
@@ -71,18 +75,20 @@ def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan, tensor_rank: int) 
     return tuple(unit for unit in units if unit.parameters)
 
 
-def _has_gradient(graph: ModelGraph, index: int) -> bool:
+def _has_gradient(graph: ModelGraph, index: int, asked: frozenset[str]) -> bool:
     """Whether one of a block's outputs gets a gradient."""
-    body = graph.body_of[graph.blocks[index].body]
-    return not body.differentiable.isdisjoint(body.outputs)
+    return not asked.isdisjoint(graph.body_of[graph.blocks[index].body].outputs)
 
 
-def _local(plan: Plan, graph: ModelGraph, index: int, tensor_rank: int) -> Iterator[LocalParameter]:
-    """The parameters of one block."""
+def _local(
+    plan: Plan, graph: ModelGraph, index: int, tensor_rank: int, untrained: frozenset[str]
+) -> Iterator[LocalParameter]:
+    """The parameters of one block. ``untrained``: those that the stage makes no gradient of."""
     block, degree = graph.blocks[index], plan.mesh.tensor
     body, fqns = graph.body_of[block.body], dict(block.parameters)
     for value, placed in zip(body.parameters, plan.placements[body.name].parameters, strict=True):
         fqn = fqns[value.name]
         trainable = graph.parameter_of[fqn].trainable
         local = local_type(value.type, placed, degree, tensor_rank)
-        yield LocalParameter(fqn, local.sizes(1) or (1,), trainable, trainable and degree > 1 and placed.state == "shared")
+        partial = trainable and degree > 1 and placed.state == "shared"
+        yield LocalParameter(fqn, local.sizes(1) or (1,), trainable, trainable and fqn not in untrained, partial)

@@ -614,3 +614,39 @@ class Named(nn.Module):
 
 def named(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
     return Stacked((Named(width, seq) for _ in range(layers)), width, vocab)
+
+
+class Settled(Stacked):
+    """A fixed point that is sought without gradients and trained for its last two steps; ``late``: the other way round."""
+
+    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int, *, late: bool) -> None:
+        super().__init__(layers, width, vocab)
+        self.late = late
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        (layer,) = self.layers
+        z = torch.zeros_like(x)
+        if self.late:
+            for _ in range(2):
+                z = layer(z + x)
+        found = z
+        with torch.no_grad():
+            for _ in range(4):
+                found = layer(found + x)
+        if self.late:
+            return self.head(z - found)
+        z = found
+        for _ in range(2):
+            z = layer(z + x)
+        return F.linear(z, self.embedding.weight)
+
+
+def settled(width: int = 16, vocab: int = 64) -> Settled:
+    model = Settled([Average(width)], width, vocab, late=False)
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def distilled(width: int = 16, vocab: int = 64) -> Settled:
+    return Settled([Average(width)], width, vocab, late=True)

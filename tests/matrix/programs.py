@@ -17,13 +17,14 @@ from tests.matrix.test_matrix import MODELS
 from tests.matrix.workers import Outcome, Workers
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SEQUENCE = {"gpt": 20, "llama": 24, "buffered": 20, "corners": 24, "scaled": 20}
+SEQUENCE = {"gpt": 20, "llama": 24, "buffered": 20, "corners": 24, "scaled": 20, "settled": 24, "distilled": 24}
+UNLAYERED = ("corners", "settled", "distilled")
 
 
 @cache
 def small_graph(model: str, precision: str = "fp64", layers: int = 2, dropout: float = 0.0) -> ModelGraph:
     """A model of ``tests/matrix/models.py`` with few layers."""
-    settings = ({} if model == "corners" else {"layers": layers}) | ({"dropout": dropout} if dropout else {})
+    settings = ({} if model in UNLAYERED else {"layers": layers}) | ({"dropout": dropout} if dropout else {})
     return trace_model(load_model(f"{MODELS}:{model}", settings, None), sequence=SEQUENCE[model], dtype=DTYPES[precision])
 
 

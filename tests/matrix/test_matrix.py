@@ -96,6 +96,12 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     # Modules that are called as what a block has of its own.
     ("named", Row(tensor=2, data=2, zero=3, recompute="mixed")),
     ("named", Row(pipeline=2, data=2, zero=1, recompute="selective", accumulation=2)),
+    # Stages that read tied parameters without training them.
+    ("settled", Row(pipeline=2, data=2, zero=3, accumulation=2)),
+    *((model, row) for model in ("settled", "distilled") for row in (
+        Row(pipeline=2, data=2, zero=1, accumulation=2), Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv"),
+        Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-1f1b"),
+    )),
 ]
 
 

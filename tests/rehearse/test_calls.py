@@ -45,6 +45,12 @@ ROWS = [
     # No collective is called again for parameters that are read in several places.
     ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=4, schedule="zbv")),
     ("scaled", "bf16", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", sequence_parallel=True)),
+    # Of tied parameters that a stage only reads detached it has nothing to reduce, and zeros for the others.
+    ("settled", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    ("settled", "fp64", Row(tensor=2, pipeline=2, data=2, accumulation=2)),
+    ("settled", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=2)),
+    ("distilled", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
+    ("distilled", "bf16", Row(tensor=2, pipeline=2, data=2, accumulation=2, schedule="zbv")),
 ]
 
 

@@ -33,11 +33,11 @@ print("returned")
 """
 
 
-def ended(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def ended(environment: dict[str, str], program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     """A process that runs the program with its output piped, which Python then buffers."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTHONUNBUFFERED")}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False,
         env={**inherited, **environment, "PYTHONPATH": str(ROOT)},
     )
 
@@ -120,3 +120,14 @@ def test_help_is_shown_once(
     with pytest.raises(SystemExit) as left:
         launch.parse_options(["--help"])
     assert left.value.code == 0 and ("--checkpoint-every" in capsys.readouterr().out) is shown
+
+
+def test_what_one_rank_raises_ends_it_at_once() -> None:
+    """The others may wait for it: nothing that needs them comes before its end, the process group's least of all."""
+    raising = PROGRAM.replace('    print("an error', '    raise ZeroDivisionError("boom")\n    print("an error').replace(
+        "import atexit, sys\n", "import atexit, sys, time\nimport torch.distributed as dist\n"
+        "dist.is_initialized = lambda: True\ndist.destroy_process_group = lambda: time.sleep(1000)\n",
+    )
+    done = ended({"RANK": "1"}, raising)
+    assert (done.returncode, done.stdout) == (1, "buffered\nregistered\n")
+    assert "Traceback" in done.stderr and done.stderr.endswith("ZeroDivisionError: boom\n")
