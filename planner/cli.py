@@ -51,8 +51,14 @@ def _progress(message: str) -> None:
 def _options(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     context.obj.debug = debug
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"shardwright {version_of('shardwright')}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -170,7 +176,7 @@ def hardware(
     """List the hardware profiles, or one profile's numbers with their sources."""
     from hardware_profiles import ProfileFormatError, describe, profile_names
     from planner.ir.errors import ProfileError
-    from planner.show import console, profile_table
+    from planner.show import print_page, profile_table
 
     if name is None:
         names = profile_names()
@@ -184,7 +190,7 @@ def hardware(
         fields = [{"field": r.field, "value": r.value, "unit": r.unit, "kind": r.kind, "source": r.source} for r in rows]
         print(json.dumps({"profile": name, "fields": fields}))
         return
-    console().print(profile_table(rows))
+    print_page(profile_table(rows))
 
 
 def _excess(prediction: Prediction) -> str:
@@ -240,9 +246,9 @@ def _print(bundle: Bundle, seconds: dict[str, float], json_: bool, extra: dict[s
 
         print(json.dumps({**report(bundle, seconds), **(extra or {})}, allow_nan=False))
         return
-    from planner.show import console, render
+    from planner.show import print_page, render
 
-    console().print(render(bundle))
+    print_page(render(bundle))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -18,6 +19,8 @@ from planner.ir.graph import Block
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
 from planner.ir.plan import AXIS_ORDERS, Plan, Prediction, StageMemory, StagePlan
 
+WIDTH = 140
+"""Columns of a page that is read by no terminal."""
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -229,7 +232,16 @@ def profile_table(rows: Iterable[ProfileRow]) -> Table:
     return table
 
 
-def console() -> Console:
-    """Standard output, wide enough for the tables where it is no terminal."""
+def print_page(page: RenderableType) -> None:
+    """To standard output. Where that is no terminal it is as wide as COLUMNS says, or wide enough for the tables, and no line
+    ends in spaces."""
+    said = os.environ.get("COLUMNS", "")
+    width = int(said) if said.isdecimal() and int(said) > 0 else WIDTH
     plain = Console(highlight=False, markup=False, emoji=False)
-    return plain if plain.is_terminal else Console(width=140, highlight=False, markup=False, emoji=False)
+    if plain.is_terminal:
+        plain.print(page)
+        return
+    piped = Console(width=width, highlight=False, markup=False, emoji=False)
+    with piped.capture() as printed:
+        piped.print(page)
+    print("\n".join(line.rstrip(" ") for line in printed.get().splitlines()))

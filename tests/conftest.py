@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.matrix.workers import Workers
 from tests.rehearse.server import Server
+
+# Pages are as wide as they are made for: pytest-xdist tells its processes how wide the terminal is.
+os.environ.pop("COLUMNS", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

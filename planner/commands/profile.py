@@ -99,7 +99,7 @@ def _write(path: Path, text: str) -> None:
 def _report(path: Path, machine: Machine, seconds: float, json_: bool) -> None:
     from hardware_profiles import describe
     from hardware_profiles.measure.document import origin
-    from planner.show import console, profile_table
+    from planner.show import print_page, profile_table
 
     rows = describe(str(path))
     if json_:
@@ -107,6 +107,6 @@ def _report(path: Path, machine: Machine, seconds: float, json_: bool) -> None:
         print(json.dumps({"profile": str(path), "ranks": machine.ranks, "seconds": seconds, "fields": fields}))
         return
     beginning = origin(machine)
-    console().print(profile_table(replace(row, source=row.source.removeprefix(f"{beginning}: ")) for row in rows))
+    print_page(profile_table(replace(row, source=row.source.removeprefix(f"{beginning}: ")) for row in rows))
     typer.echo(beginning)
     typer.echo(f"wrote {path} in {seconds:.0f} s; use it as --cluster {path}:1x{machine.ranks}", err=True)

@@ -49,9 +49,9 @@ def rehearse(
         print(json.dumps(_report(both, agree=not parted)))
     else:
         from planner.ledger.show import render
-        from planner.show import console
+        from planner.show import print_page
 
-        console().print(render(both.predicted, both.rehearsed, both.reserve_bytes, parted))
+        print_page(render(both.predicted, both.rehearsed, both.reserve_bytes, parted))
     if parted:
         raise typer.Exit(Disagreement.exit_code)
 

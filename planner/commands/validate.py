@@ -55,9 +55,9 @@ def validate(
     if json_:
         print(json.dumps(report(result, ran, prepared.skipped, measured), allow_nan=False))
         return
-    from planner.show import console
+    from planner.show import print_page
 
-    console().print(render(result, ran, prepared.skipped, measured))
+    print_page(render(result, ran, prepared.skipped, measured))
 
 
 def _fitted(prepared: Prepared, *, alone: bool) -> Prepared:

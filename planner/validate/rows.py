@@ -224,7 +224,7 @@ def _row(values: dict[str, str], where: str) -> Row:
         named = re.search(r"zero-?([0-3])", values["zero_or_fsdp"].lower())
         zero = int(named[1]) if named else 0
     return Row(
-        row_id=values["row_id"], model=values["model"], family=values["family"] or f"{values['engine']}|{values['chip']}",
+        row_id=values["row_id"], model=values["model"], family=_family(values),
         engine=values["engine"],
         chip=values["chip"], hardware=values["hardware"], trust=cells.trust(),
         configured=bool(cells.word("full_config", _TRUTHS, False)),
@@ -243,6 +243,14 @@ def _row(values: dict[str, str], where: str) -> Row:
         step_s=cells.number("step_time_s"), peak_bytes=None if memory is None else memory * 2**30,
         words=dict(values), doubts=tuple(cells.doubts),
     )
+
+
+def _family(values: Mapping[str, str]) -> str:
+    """What a table without families says of a run: its engine and its chip, as far as it says them."""
+    if values["family"].strip():
+        return values["family"]
+    said = (values["engine"].strip(), values["chip"].strip() or values["hardware"].strip())
+    return "|".join(part for part in said if part) or "no family"
 
 
 def _positive(text: str) -> float:

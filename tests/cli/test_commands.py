@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_hardware(tmp_path: Path) -> None:
     assert "chip.memory_bandwidth" in run("hardware", "dgx-h100").out
     fields = run("hardware", "dgx-h100", "--json").json["fields"]
     assert all(set(field) == {"field", "value", "unit", "kind", "source"} for field in fields)
+
+
+def test_the_version_is_the_packages() -> None:
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
+    outcome = run("--version")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"shardwright {project['version']}\n", "")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("90", 90), ("", 140), ("wide", 140), ("0", 140)])
+def test_a_piped_table_is_as_wide_as_columns_says(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = run("hardware", "dgx-h100").out.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert width - 5 < max(map(len, lines)) <= width
 
 
 def test_help_names_every_command() -> None:

@@ -77,8 +77,14 @@ def test_a_missing_column_is_named() -> None:
 def test_columns_that_are_not_needed_may_be_missing() -> None:
     columns = [column for column in tables.STATED if column in REQUIRED]
     (row,) = parse_rows(",".join(columns) + "\n" + ",".join(tables.STATED[column] for column in columns) + "\n", "runs.csv")
-    assert (row.row_id, row.configured, row.trust, row.family) == ("line 2", True, "B", "|A100-SXM-80GB")
+    assert (row.row_id, row.configured, row.trust, row.family) == ("line 2", True, "B", "A100-SXM-80GB")
     assert row.doubts == ()
+
+
+def test_a_run_without_a_family_is_called_by_what_is_said_of_it() -> None:
+    unnamed = {"family": "", "engine": " ", "chip": "", "hardware": ""}
+    said = ({"engine": "megatron", "chip": "H100"}, {"chip": "H100", "hardware": "DGX"}, {"hardware": "DGX"}, {})
+    assert [tables.row(**unnamed | cells).family for cells in said] == ["megatron|H100", "H100", "DGX", "no family"]
 
 
 def test_a_table_that_excel_wrote_is_read(tmp_path: Path) -> None:
