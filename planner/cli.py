@@ -158,7 +158,7 @@ def emit(
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
     start = f"torchrun --nproc-per-node {cluster.devices} {shlex.quote(str(output / 'train.py'))}"
     if cluster.nodes > 1:
-        start = f"{shlex.quote(str(output / 'launch.sh'))} on each of {cluster.nodes} nodes"
+        start = f"MASTER_ADDR=FIRST_NODE {shlex.quote(str(output / 'launch.sh'))} on each of {cluster.nodes} nodes"
     _progress(f"wrote {output}; run: {start}")
 
 
