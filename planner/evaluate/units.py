@@ -159,9 +159,11 @@ class Root:
         self.unshard(self.before[unit.place])
 
     def after_backward(self, unit: Unit, *, reduces: bool, reshards: bool, sums: bool) -> None:
-        """``post_backward``. ``sums``: hybrid units sum over the copies now."""
+        """``post_backward``, which units without parameters do not have. ``sums``: hybrid units sum over the copies now."""
         heap = self.heap
         unit.reached, unit.done = False, True
+        if not unit.parameters:
+            return
         if unit.accumulated and unit.own:
             heap.add("gradients", -unit.own)
             unit.own = 0

@@ -120,6 +120,9 @@ CASES = [
     ("stamped", "fp32", Row(pipeline=2, accumulation=4)),
     ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
+    # A unit without parameters reduces nothing, and leaves the buffer of the last reduction where it is.
+    ("paired", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    ("paired", "fp32", Row(data=2, zero=2, accumulation=2, recompute="full")),
 ]
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
 FIELDS = [

@@ -567,6 +567,24 @@ def unrolled(width: int = 256, vocab: int = 16) -> Unrolled:
     return Unrolled(width, vocab)
 
 
+class Paired(Stacked):
+    """All layers run twice, on a sequence and on the same turned around, and a head without parameters compares the two
+    (siamese nets, preferences between two answers)."""
+
+    def once(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.once(tokens)) - self.head(self.once(tokens.flip(1)))
+
+
+def paired(layers: int = 3, width: int = 16, vocab: int = 64) -> Paired:
+    return Paired((Twice(width) for _ in range(layers)), width, vocab)
+
+
 class Stamped(Stacked):
     """Learned tokens before all others, and learned positions."""
 
