@@ -12,7 +12,7 @@ from typing import Any
 
 from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
 from hardware_profiles.measure import usable_cores
-from planner.clusters import Resize, resize_of, resized
+from planner.clusters import Resize, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
 from planner.evaluate import DTYPES
@@ -60,7 +60,7 @@ def _compiled(job: Job, progress: Progress, trace: Trace, stack: ExitStack) -> C
     cluster = load_cluster(job.cluster)
     precision = choose_precision(job.precision, cluster)
     batch = job.batch if job.batch is not None else SAMPLES_PER_DEVICE * cluster.devices
-    check_pins(job.constraints, cluster.devices, batch)
+    check_job_pins(job, cluster, batch)
     if job.batch is None:
         progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
     if cluster.devices >= MANY and usable_cores() >= 2:
@@ -126,6 +126,21 @@ def choose_precision(asked: Precision | None, cluster: Cluster) -> Precision:
         known = ", ".join(name for name, dtype in DTYPES.items() if dtype in chip.peak_flops)
         raise JobError("--precision", f"{chip.name} does not compute in {asked}", f"it has {known}")
     return asked
+
+
+def check_job_pins(job: Job, cluster: Cluster, batch: int) -> None:
+    """As :func:`check_pins`; where the fewest devices are asked for, pins have to fit one of the sizes."""
+    sizes = [cluster.devices]
+    if job.objective.name == "devices":
+        sizes += [nodes * per_node for nodes, per_node in sizes_up_to(cluster)]
+    refused: PinError | None = None
+    for devices in sizes:
+        try:
+            return check_pins(job.constraints, devices, batch)
+        except PinError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def check_pins(constraints: Constraints, devices: int, batch: int) -> None:

@@ -4,6 +4,7 @@ time and memory. All of them ask the one search again under other limits, so eve
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,8 +39,10 @@ FRONT = 6
 """Memory limits of a front, in equal ratios from the quickest plan's peak down to the least memory."""
 SAME = 3
 """So many searches a plan of the best N at most: some find what only looks different."""
-PROOFS = 8
-"""So many numbers of devices below the answer are asked for a proof."""
+EARLY = 0.05
+"""Within this part of the optimum a first search ends that is to tell whether a number of devices is enough."""
+ROOM = 2**60
+"""Bytes that no plan of a device takes."""
 Progress = Callable[[str], None]
 Solver = Callable[[ModelGraph, Cluster, Request, Progress], SearchResult]
 
@@ -153,62 +156,87 @@ def _fewest_devices(
     objective: Objective, graph: ModelGraph, cluster: Cluster, request: Request, solver: Solver, progress: Progress,
     resize: Resize,
 ) -> Outcome:
-    """The fewest devices whose best plan is quick enough: bisection over numbers of devices, then proofs for fewer ones.
+    """The fewest devices whose best plan is quick enough. More devices are not always quicker (a number that divides nothing is
+    slow), so sizes are looked at from the smallest on, and none beyond the answer.
 
     No plan computes faster than the chips' peak, so fewer devices than its FLOPs need in that time are excluded at once
-    (:func:`at_peak_s`: the MFU counts FLOPs that causal attention skips); so are those that do not hold the state once. A
-    number of devices is excluded by the bound of its own search; that nothing fits on it is known by sums alone, which are
-    above what a step holds, and excludes nothing.
+    (:func:`at_peak_s`: the MFU counts FLOPs that causal attention skips); so are those that do not hold the state once, and
+    those whose candidates' bounds are all too slow (:func:`_least_step`). Others are excluded by the bound of their own search;
+    that nothing fits is known by sums alone, which are above what a step holds, and excludes nothing.
     """
     if objective.max_step_s is None and not request.sequence:
         raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
     limit_s = objective.max_step_s or request.batch * request.sequence / (objective.min_tokens_per_s or 1.0)
-    largest = solver(graph, cluster, request, progress)
-    if largest.prediction.step_s > limit_s:
-        raise _too_slow(largest, limit_s, cluster)
-    least_s = at_peak_s(graph, cluster.chip, request.batch)
-    fewest = fewest_devices(graph, cluster, request)
-    sizes = [(nodes, each) for nodes, each in sizes_up_to(cluster) if nodes * each >= max(fewest, least_s / limit_s)]
-    tried: dict[int, SearchResult | None] = {len(sizes) - 1: largest}
-    unproven = set[int]()
-
-    def quick(at: int) -> bool:
-        nodes, per_node = sizes[at]
+    device_s, fewest = at_peak_s(graph, cluster.chip, request.batch), fewest_devices(graph, cluster, request)
+    bounds, slow, unproven = dict[int, float](), list[tuple[SearchResult, Cluster]](), list[int]()
+    known: Prices | None = None
+    for nodes, per_node in sizes_up_to(cluster):
+        if nodes * per_node < fewest:
+            continue
+        part = resize(cluster, nodes, per_node)
+        bounds[part.devices] = device_s / part.devices
+        if bounds[part.devices] <= limit_s:
+            least_s, known = _least_step(graph, part, request, known)
+            bounds[part.devices] = max(bounds[part.devices], least_s)
+        if bounds[part.devices] > limit_s:
+            continue
         progress(f"trying {nodes} x {per_node} devices")
         try:
-            tried[at] = _solve(graph, resize(cluster, nodes, per_node), request, largest.prices)
-        except (NoPlanFits, PinError) as refusal:
-            tried[at] = None
-            if isinstance(refusal, MemoryTooSmall):
-                unproven.add(at)
-        found = tried[at]
-        return found is not None and found.prediction.step_s <= limit_s
-
-    slow, enough = -1, len(sizes) - 1
-    while enough - slow > 1:
-        middle = (slow + enough) // 2
-        slow, enough = (slow, middle) if quick(middle) else (middle, enough)
-    for at in range(enough - 1, max(-1, enough - 1 - PROOFS), -1):
-        if at not in tried and quick(at):
-            enough = at
-    result = tried[enough]
-    assert result is not None
-    open_ = [at for at in range(enough) if at not in tried or at in unproven or not _excluded(tried[at], limit_s)]
-    least = sizes[min(open_, default=enough)]
-    nodes, per_node = sizes[enough]
-    facts = {"max_step_s": limit_s, "devices": nodes * per_node, "devices_lower_bound": least[0] * least[1]}
-    return Outcome(result, resize(cluster, nodes, per_node), facts=facts)
+            result = _below(limit_s, graph, part, request, known)
+        except MemoryTooSmall:
+            unproven.append(part.devices)
+            continue
+        except (NoPlanFits, PinError):
+            bounds[part.devices] = math.inf
+            continue
+        if result.prediction.step_s <= limit_s:
+            least = min(unproven, default=part.devices)
+            facts = {"max_step_s": limit_s, "devices": part.devices, "devices_lower_bound": least}
+            return Outcome(result, part, facts=facts)
+        slow.append((result, part))
+        bounds[part.devices] = max(bounds[part.devices], result.lower_bound_s)
+        unproven += [part.devices] if bounds[part.devices] <= limit_s else []
+    if not slow:  # Of the size that may be the quickest the search says how quick it is, or why it has no plan.
+        part = _likeliest(bounds, cluster, resize)
+        slow.append((solver(graph, part, request, progress), part))
+    best, part = min(slow, key=lambda each: each[0].prediction.step_s)
+    raise _too_slow(best, part, limit_s, cluster, min(bounds.values(), default=0.0))
 
 
-def _excluded(result: SearchResult | None, limit_s: float) -> bool:
-    """Whether it is proven that no plan is quick enough."""
-    return result is None or result.lower_bound_s > limit_s
+def _likeliest(bounds: Mapping[int, float], cluster: Cluster, resize: Resize) -> Cluster:
+    """The size of the least bound, the largest of such; all of the cluster where none can be."""
+    sizes = {nodes * per_node: (nodes, per_node) for nodes, per_node in sizes_up_to(cluster)}
+    devices = min(reversed(list(bounds)), key=bounds.__getitem__, default=cluster.devices)
+    return cluster if bounds.get(devices, math.inf) == math.inf else resize(cluster, *sizes[devices])
 
 
-def _too_slow(result: SearchResult, limit_s: float, cluster: Cluster) -> NoPlanFits:
+def _least_step(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> tuple[float, Prices | None]:
+    """Seconds that no plan goes below whatever memory it takes, in closed form, and what was priced for it; infinite where
+    constraints leave no candidate."""
+    roomy = replace(cluster, chip=replace(cluster.chip, memory_bytes=ROOM))
+    try:
+        candidates = enumerate_candidates(graph, roomy, request)
+    except PinError:
+        return math.inf, known
+    prices = Prices(graph, roomy, request, candidates, known=known)
+    return min(map(prices.bound, candidates)), prices
+
+
+def _below(limit_s: float, graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> SearchResult:
+    """The best plan, where one may take at most ``limit_s``: a search that ends early often tells that none does."""
+    found = _solve(graph, cluster, replace(request, gap=max(EARLY, request.gap)), known)
+    if found.lower_bound_s > limit_s or request.gap >= EARLY:
+        return found
+    closer = _solve(graph, cluster, request, found.prices)
+    best = min(closer, found, key=lambda result: result.prediction.step_s)
+    return _at_least(best, max(closer.lower_bound_s, found.lower_bound_s))
+
+
+def _too_slow(result: SearchResult, on: Cluster, limit_s: float, cluster: Cluster, bound_s: float) -> NoPlanFits:
     wrong = (
-        f"no plan was found that takes at most {limit_s:.6g} s a step on all {cluster.devices} devices: the best takes"
-        f" {result.prediction.step_s:.6g} s, and none takes less than {result.lower_bound_s:.6g} s"
+        f"no plan was found that takes at most {limit_s:.6g} s a step on {cluster.devices} devices or fewer: the best, on"
+        f" {on.devices}, takes {result.prediction.step_s:.6g} s, and none takes less than"
+        f" {min(bound_s, result.lower_bound_s):.6g} s"
     )
     return NoPlanFits("--objective devices", wrong, f"allow {_rounded_up(result.prediction.step_s)} s, or give more nodes")
 

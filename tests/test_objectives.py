@@ -140,7 +140,23 @@ def test_the_fewest_devices_reach_the_target(tmp_path: Path) -> None:
     assert report["objective"]["devices_lower_bound"] <= report["objective"]["devices"]
     assert run("check", path).code == 0
     refused = run(*PLAN, *ON, "--objective", "devices", "--min-tokens-per-s", 1e12, "-o", path)
-    assert refused.code == 3 and "on all 4 devices" in refused.error
+    assert refused.code == 3 and "on 4 devices or fewer" in refused.error
+
+
+@pytest.mark.slow
+def test_fewer_devices_are_found_where_more_are_slower(tmp_path: Path) -> None:
+    """Five divide neither the batch nor the model well; what all of them would take says nothing of fewer."""
+    on = (*PLAN, "--pin", "tensor=1", "-o", tmp_path / "plan.yaml", "--cluster")
+    two, five = (run(*on, f"local-cpu:{nodes}x1", "--pin", "pipeline=1", "--batch", 20).json for nodes in (2, 5))
+    limit_s = two["predicted"]["step_s"] * 1.02
+    assert five["predicted"]["step_s"] > limit_s
+    target = ("--objective", "devices", "--max-step-s", limit_s, "--batch", 20)
+    found = run(*on, "local-cpu:5x1", "--pin", "pipeline=1", *target).json["objective"]
+    assert found["devices"] <= 2 and found["devices_lower_bound"] <= found["devices"]
+    pinned = run(*on, "local-cpu:5x1", "--pin", "data=2", *target)
+    assert pinned.code == 0 and pinned.json["cluster"]["devices"] in (2, 4), "two divides the devices of a part"
+    refused = run(*on, "local-cpu:5x1", "--pin", "data=7", *target)
+    assert refused.code == 2 and "7 does not divide the 5 devices" in refused.error
 
 
 @pytest.mark.slow
