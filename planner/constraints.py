@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -93,9 +94,15 @@ class Combination:
         return ", ".join(map(str, self.conditions))
 
 
+def _percent(part: float) -> str:
+    """The fewest digits that mean this part."""
+    tried = (f"{Decimal(part) * 100:.{digits}f}" for digits in range(25))
+    return next((said for said in tried if float(said) / 100 == part), f"{Decimal(part) * 100:f}")
+
+
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Memory of every device that is kept free: a ``part`` of it, or ``size_bytes``."""
+    """Memory of every device that is kept free: a ``part`` of it, or ``size_bytes``. Read again, what is written is as much."""
 
     part: float = 0.0
     size_bytes: int = 0
@@ -107,7 +114,7 @@ class Headroom:
 
     def __str__(self) -> str:
         if self.part:
-            return f"{100 * self.part:g}%"
+            return f"{_percent(self.part)}%"
         units = (("GiB", 2**30), ("MiB", 2**20), ("B", 1))
         return next(f"{self.size_bytes // factor} {unit}" for unit, factor in units if self.size_bytes % factor == 0)
 

@@ -49,7 +49,7 @@ def test_what_is_printed_is_read_again(text: str) -> None:
     assert str(condition) == text
 
 
-@pytest.mark.parametrize("text", ["10%", "2.5%", "4 GiB", "300 MiB", "17 B"])
+@pytest.mark.parametrize("text", ["10%", "2.5%", "4 GiB", "300 MiB", "17 B", "0.0123456789%", "99.99999999%", "7.25%"])
 def test_headroom_is_printed_as_it_is_read(text: str) -> None:
     assert str(parse_constraints(headroom=text).headroom) == text
 
