@@ -79,7 +79,17 @@ class TrainingStep(nn.Module):
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
         with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), self.record.of(self.model):
-            return self.loss(self.model(**given), batch)
+            return _checked(self.loss, self.loss(self.model(**given), batch))
+
+
+def _checked(loss: Callable[..., Any], returned: Any) -> Any:
+    """What loss() has returned, where it is no dict, of which nobody says what to train on."""
+    if isinstance(returned, Mapping):
+        code = inspect.unwrap(loss).__code__ if inspect.isfunction(inspect.unwrap(loss)) else None
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code else "loss()"
+        raise ModelError(where, f"loss() returned a dict of {', '.join(map(str, returned))}",
+                         "return one scalar to train on, or (sum of the terms, their weight)")
+    return returned
 
 
 class _Way(enum.Enum):
@@ -206,6 +216,8 @@ def _quiet() -> Iterator[None]:
 def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Cross-entropy over labels that are not ignored: [batch, seq, vocabulary] or [batch, classes] logits."""
     logits = outputs.logits if hasattr(outputs, "logits") else outputs
+    if isinstance(outputs, Mapping):
+        logits = outputs.get("logits", logits)
     if isinstance(logits, (tuple, list)):
         logits = logits[0]
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3) or not logits.is_floating_point():
@@ -216,6 +228,10 @@ def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
     labels = batch["labels"]
     if labels.dim() != logits.dim() - 1:
         raise ModelError("the model's output", f"has {logits.dim()} dims, the labels {labels.dim()}", "define loss()")
+    if logits.dim() == 3 and logits.shape[1] == 1 != labels.shape[1]:
+        raise ModelError("the model's output", f"has logits of one position, and labels are {labels.shape[1]} a sample",
+                         "forward is given no targets: define example_inputs(batch, seq), which names them as forward does, "
+                         "and loss(outputs, batch)")
     if logits.dim() == 3:
         logits = logits.flatten(0, 1)
         labels = labels.flatten()

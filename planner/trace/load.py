@@ -89,7 +89,8 @@ def _load_file(spec: str, settings: Mapping[str, object], sequence: int | None) 
             model = maker(**keywords)
         if not isinstance(model, nn.Module):
             raise ModelError(spec, f"{name} returned {type(model).__name__}", "it must return a torch.nn.Module")
-        return model
+        compiled = getattr(model, "_orig_mod", None)  # of torch.compile: programs compile by --compile
+        return compiled if isinstance(compiled, nn.Module) else model
 
     example_inputs, loss = getattr(module, "example_inputs", None), getattr(module, "loss", None)
     for key, value in (("example_inputs(batch, seq)", example_inputs), ("loss(outputs, batch)", loss)):

@@ -155,3 +155,36 @@ def test_half_precisions_are_summed_in_float32(
     assert weight.item() in (samples, 5 * samples)
     total.backward()
     assert all(p.grad is not None and p.grad.dtype == half for p in model.parameters())
+
+
+OUTPUTS = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.h = nn.Embedding(40, 8), nn.Linear(8, 40)
+    def forward(self, input_ids, targets=None):
+        x = self.e(input_ids)
+        return {returned}
+{loss}
+def make():
+    return {made}
+"""
+
+
+@pytest.mark.parametrize(("returned", "loss", "made", "said"), [
+    ("self.h(x[:, [-1]]), None", "", "M()",
+     r"the model's output: has logits of one position, and labels are 8 a sample; .*define example_inputs.* and loss"),
+    ("self.h(x)", "def loss(outputs, batch):\n    return {'loss': outputs.mean(), 'acc': outputs.max()}\n", "M()",
+     r"user_model\.py:\d+: loss\(\) returned a dict of loss, acc; return one scalar to train on, or \(sum"),
+    ("{'logits': self.h(x), 'hidden': x}", "", "M()", ""), ("self.h(x)", "", "torch.compile(M())", ""),
+])
+def test_outputs_of_common_forms(model_file: Callable[[str], str], returned: str, loss: str, made: str, said: str) -> None:
+    """nanoGPT's logits of the last position alone, where it is given no targets; a dict; a compiled module."""
+    source = load_model(model_file(OUTPUTS.format(returned=returned, loss=loss, made=made)), {}, None)
+    if said:
+        with pytest.raises(ModelError, match=said):
+            trace_model(source, sequence=8, dtype="float32")
+    else:
+        graph = trace_model(source, sequence=8, dtype="float32")
+        assert [given.high for given in graph.batch_inputs] == [40, 40]
+        assert {parameter.fqn.partition(".")[0] for parameter in graph.parameters} == {"e", "h"}
