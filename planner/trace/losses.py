@@ -13,6 +13,7 @@ from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
 from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.canonical import substitute
+from planner.trace.constants import Constants
 from planner.trace.flat import FlatGraph, place
 
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
@@ -80,6 +81,7 @@ class _Separator:
 
     def __init__(self, graph: FlatGraph) -> None:
         self.graph = graph
+        self.constants = Constants(graph)
         self.added: list[Node] = []
 
     def separate(self) -> FlatGraph:
@@ -103,6 +105,9 @@ class _Separator:
             return self._again(node, reduction=SUM), count
         if node.op in ("mean", "sum") and isinstance(arguments["self"], Ref):
             return self._reduced(node, arguments["self"].name)
+        if node.op in ("div.Tensor", "mul.Tensor"):
+            node = self._by_number(node)
+            arguments = dict(node.arguments)
         if node.op in ("div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
             return self._scaled(node, arguments["self"].name, arguments.get("other"))
         if node.base in ("add", "sub"):
@@ -158,6 +163,32 @@ class _Separator:
         total, weight = self.parts(operand)
         arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
         return self._add("scaled", node.op, arguments, node.type, node, node.differentiable), weight
+
+    def _by_number(self, node: Node) -> Node:
+        """A product with a constant, or a quotient of an average by one, as that by a number."""
+        arguments = dict(node.arguments)
+        for key, factor in (("self", "other"), ("other", "self"))[: 2 if node.base == "mul" else 1]:
+            value, number = arguments[key], arguments[factor]
+            if not isinstance(value, Ref) or not isinstance(number, Ref) or self.graph.type_of(value.name) != node.type:
+                continue
+            found = self._constant(number.name)
+            if found is not None and (node.base == "mul" or _not_additive(self.graph, value.name) is not None):
+                return replace(node, arguments=(("self", value), ("other", found)))
+        return node
+
+    def _constant(self, name: str) -> float | None:
+        """The number that a value without dims is, whatever the batch."""
+        pending, seen = [name], set[str]()
+        while pending:
+            node = self.graph.by_name.get(current := pending.pop())
+            if node is not None and current not in seen:
+                extents = (extent for type_ in node.types for extent in type_.shape)
+                if any(isinstance(value, BatchMultiple) for value in (*extents, *dict(node.arguments).values())):
+                    return None
+                seen.add(current)
+                pending.extend(node.operands)
+        found = self.constants.value(name) if self.graph.type_of(name).shape == () else None
+        return None if found is None else float(found)
 
     def _unguarded(self, weight: str) -> str:
         """A weight without what keeps it from zero (``clamp(min=1)``, ``+ 1e-8``), where it counts: a step divides by no weight

@@ -56,6 +56,8 @@ MASKED = (
     "return batch['scale'].mean() / 2 + F.mse_loss(batch['target'], 0 * batch['target']) - outputs.square().mean()",
     "return sum((F.mse_loss(outputs, batch['target']), outputs.square().mean()))",
     "return F.cross_entropy(outputs, batch['labels']) + 0.1 * F.cross_entropy(2 * outputs, batch['labels'])",
+    "w = torch.linspace(0.5, 2, 3); return sum(w[i] * F.cross_entropy((i + 1) * outputs, batch['labels']) for i in range(3))",
+    "return F.mse_loss(outputs, batch['target']) / torch.tensor([2.0, 3.0])[1] * torch.ones(())",
     "w = batch['scale']; return (outputs[:, 0] * w).sum() / w.sum() - 2 * (outputs[:, 1] * w).sum() / batch['scale'].sum()",
     "return 2 * (outputs ** 2).sum() + F.mse_loss(outputs, batch['target'], reduction='sum'), batch['scale'].sum()",
 ])
@@ -87,6 +89,8 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
      "different numbers of terms"),
     ("return F.mse_loss(outputs, batch['target']) + 1", "adds a number"),
     ("return outputs.max()", "ends in max"),
+    ("return F.mse_loss(outputs, batch['target']) * torch.full((), len(outputs))", "by a computed value|batch size"),
+    ("return F.mse_loss(outputs, batch['target']) * batch['scale'].mean()", "ends in mul by a computed value"),
     ("return F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
     ("return outputs", "returned no scalar"),
     ("return (outputs ** 2).sum()", r"is a plain sum.*return \(loss_sum, weight\)"),
