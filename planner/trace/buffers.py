@@ -16,6 +16,10 @@ def values_of_buffers(graph: FlatGraph, used: Sequence[str], built: BuiltModel) 
     """The buffers that are read (``used``, FQNs), then the persistent ones that are not: each distinct value once, with
     every state key that holds it. Raises ModelError where a value that is read is not known."""
     for fqn in used:
+        if fqn not in graph.values and "lifted_tensor" in fqn:
+            raise ModelError(graph.where, "forward reads a tensor that is no parameter, no buffer and not traced",
+                             "torch.autograd.grad and backward() in forward cannot be traced: write the derivative out, or use "
+                             "torch.func.jvp; make any other tensor a buffer")
         if fqn not in graph.values:
             raise ModelError(graph.where, f"buffer {fqn} has no value known without its model's weights",
                              "compute it in the constructor from sizes alone")

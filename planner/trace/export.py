@@ -347,6 +347,8 @@ def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None
         return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
                           "the traced graph must be the same for all data")
     advice = "write it in traceable tensor code"
+    if "FlexAttention" in said:
+        advice = "use F.scaled_dot_product_attention, with a mask or bias [seq, seq] in place of score_mod and block_mask"
     if accepted.get("batch", "") is None and isinstance(error, TypeError) and "dict" in said:
         advice = ("batch is given the dict of all inputs: annotate it as Tensor, or give it another name than batch, "
                   "to be given the first alone")

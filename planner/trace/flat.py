@@ -241,7 +241,12 @@ class _Reader:
         index = next((i for i, a in enumerate(arguments) if isinstance(a, fx.GraphModule)), None)
         if index is not None and "set_grad_enabled" in kind:
             no_gradient = no_gradient or not arguments[0]
-        elif index is None or "autocast" not in kind or arguments[2] is not False:
+        elif index is not None and "autocast" in kind and arguments[2] is not False:
+            within = (self._place(inner) for inner in arguments[index].graph.nodes)
+            raise ModelError(next((found for found in within if found != self.where), self.where),
+                             "forward chooses a precision by itself (torch.autocast)",
+                             "leave it out: --precision bf16 computes all of the model so, with float32 parameters")
+        elif index is None or "autocast" not in kind:
             raise ModelError(self._place(node), f"the construct {kind} cannot be planned", "write it in plain tensor code")
         region: fx.GraphModule = arguments[index]
         placeholders = [inner for inner in region.graph.nodes if inner.op == "placeholder"]

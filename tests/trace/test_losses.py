@@ -180,6 +180,8 @@ def make():
      r"the model's output: has logits of one position, and labels are 8 a sample; .*define example_inputs.* and loss"),
     ("self.h(x)", "def loss(outputs, batch):\n    return {'loss': outputs.mean(), 'acc': outputs.max()}\n", "M()",
      r"user_model\.py:\d+: loss\(\) returned a dict of loss, acc; return one scalar to train on, or \(sum"),
+    ("self.h(x + torch.autograd.grad(self.h(x).square().sum(), x, create_graph=True)[0])", "", "M()",
+     r"is no parameter, no buffer and not traced; torch.autograd.grad and backward\(\) in forward cannot be traced"),
     ("{'logits': self.h(x), 'hidden': x}", "", "M()", ""), ("self.h(x)", "", "torch.compile(M())", ""),
 ])
 def test_outputs_of_common_forms(model_file: Callable[[str], str], returned: str, loss: str, made: str, said: str) -> None:

@@ -356,6 +356,8 @@ def test_short_position_table(config_file: Callable[..., str], values: dict[str,
     ("x = x * x.shape[0]", "mul computes with the batch size"),
     ("x = x - x.mean(0, keepdim=True)", "sub blends samples: it reads a statistic over the batch"),
     ("x = x / x.norm()", "div blends samples"),
+    ("with torch.autocast('cpu', dtype=torch.bfloat16):\n            x = x @ self.e.weight.T @ self.e.weight",
+     r"user_model\.py:\d+: forward chooses a precision by itself \(torch.autocast\); leave it out: --precision bf16"),
     ("x = x.unknown()", "has no attribute 'unknown'"),
 ])
 def test_untraceable(model_file: Callable[[str], str], forward: str, said: str) -> None:
