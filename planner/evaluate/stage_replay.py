@@ -215,9 +215,9 @@ class StageReplay:
             if whole:
                 self._let_context_go(at)
             if link.differentiable_inputs and self._begins[link.unit] == at:
-                root.after_backward(
-                    unit, reduces=whole and (link.zero >= 2 or now), reshards=whole and (link.zero == 3 or last), sums=now
-                )
+                leaving += self._zeros(at, leaving)
+                ends = whole and (link.zero == 3 or last)
+                root.after_backward(unit, reduces=whole and (link.zero >= 2 or now), reshards=ends, sums=now)
             for flow in leaving:
                 flows.leave(flow, copies=whole)
         zeros = {link.unit: link.zero for link in self.chain}
@@ -290,6 +290,16 @@ class StageReplay:
         heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
         self._add(link, passed)
         return leaving
+
+    def _zeros(self, at: int, leaving: Sequence[Flow]) -> list[Flow]:
+        """Of a unit's inputs with a gradient that get none (what is only detached): autograd makes zeros for the node by which
+        FSDP2 learns that the unit's backward pass is over (``_fsdp_param_group.py``, ``RegisterPostBackwardFunction``)."""
+        link, made = self.chain[at], {flow.name for flow in leaving}
+        if not made or not self.root.units[link.unit].parameters:
+            return []
+        sizes = {name: self.sizes[name] for name in link.block.reads if self._differentiable(name) and name not in made}
+        self.heap.add("activations", sum(sizes.values()))
+        return [Flow(name, Held(size, references=1), size) for name, size in sizes.items()]
 
     def _run_weights(self, at: int, carried: int, group: int | None = None) -> Pass:
         """The weight part of one block's backward pass, or of one of its groups whose parameters other blocks use too."""

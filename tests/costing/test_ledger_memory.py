@@ -123,6 +123,10 @@ CASES = [
     # A unit without parameters reduces nothing, and leaves the buffer of the last reduction where it is.
     ("paired", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     ("paired", "fp32", Row(data=2, zero=2, accumulation=2, recompute="full")),
+    # What is only detached gets a gradient of zeros, with which the blocks before it run.
+    ("stopped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    ("stopped", "fp64", Row(data=2, zero=2, accumulation=2, recompute="full")),
+    ("stopped", "fp32", Row(data=2, zero=3, accumulation=2)),
 ]
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
 FIELDS = [

@@ -585,6 +585,18 @@ def paired(layers: int = 3, width: int = 16, vocab: int = 64) -> Paired:
     return Paired((Twice(width) for _ in range(layers)), width, vocab)
 
 
+class Stopped(Paired):
+    """What comes out the first time is only detached: what the head is to find (SimSiam, JEPA)."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        target = self.once(tokens.flip(1))
+        return self.head(self.once(tokens)) * target.detach().mean(-1, keepdim=True)
+
+
+def stopped(layers: int = 3, width: int = 16, vocab: int = 64) -> Stopped:
+    return Stopped((Twice(width) for _ in range(layers)), width, vocab)
+
+
 class Stamped(Stacked):
     """Learned tokens before all others, and learned positions."""
 
