@@ -102,12 +102,12 @@ class Root:
         self.heap.add("buffers", -cast, self.gathers)
 
     def wait(self, unit: Unit, *, forward: bool) -> None:
-        """Copy out. In a forward pass the collective's output lives until the next gathering."""
+        """Copy out. In a forward pass the collective's output lives until the next one's is copied: a variable of
+        ``wait_for_unshard`` holds it."""
         if unit.gathered:
             return
-        if forward and self.gather:
-            self.heap.add("buffers", -self.gather, self.gathers)
-            self.gather = 0
+        before = self.gather if forward else 0
+        self.gather -= before
         if unit.world == 1:
             self._copy(unit)
         else:
@@ -117,6 +117,7 @@ class Root:
             else:
                 self.heap.add("buffers", -unit.pending, self.gathers)
             unit.pending = 0
+        self.heap.add("buffers", -before, self.gathers)
         unit.gathered = True
 
     def _copy(self, unit: Unit) -> None:

@@ -127,6 +127,8 @@ CASES = [
     ("stopped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("stopped", "fp64", Row(data=2, zero=2, accumulation=2, recompute="full")),
     ("stopped", "fp32", Row(data=2, zero=3, accumulation=2)),
+    # What was gathered before is there until the next copies are made.
+    ("probed", "fp32", Row(data=2, zero=3, accumulation=2)),
 ]
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
 FIELDS = [

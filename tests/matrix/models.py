@@ -597,6 +597,14 @@ def stopped(layers: int = 3, width: int = 16, vocab: int = 64) -> Stopped:
     return Stopped((Twice(width) for _ in range(layers)), width, vocab)
 
 
+def probed(layers: int = 3, width: int = 192, vocab: int = 8) -> Stacked:
+    """Nothing but the head is trained: what is gathered is most of what is alive."""
+    model = Stacked((Twice(width) for _ in range(layers)), width, vocab)
+    model.embedding.requires_grad_(False)
+    model.layers.requires_grad_(False)
+    return model
+
+
 class Stamped(Stacked):
     """Learned tokens before all others, and learned positions."""
 
