@@ -39,7 +39,7 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
     return Program(
         plan=plan, model=graph.name, classes=tuple(classes.values()), context=functions, calls=calls, weight=weight,
         chain=links, runs=chain.runs, cuts=chain.cuts,
-        batch=tuple((item.name, item.type, item.role, item.high, item.shown) for item in graph.batch_inputs),
+        batch=tuple((item.name, item.type, item.role, item.high, item.shown, item.like) for item in graph.batch_inputs),
         loss=chain.variable[graph.loss],
         initialization={parameter.fqn: _typed(parameter) for parameter in graph.parameters},
         constants=graph.buffers, idle=_idle(graph),

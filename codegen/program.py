@@ -188,7 +188,7 @@ class Program:
     chain: tuple[Link, ...]
     runs: tuple[Run, ...]
     cuts: tuple[Cut, ...]
-    batch: tuple[tuple[str, TensorType, str, int, int], ...]
+    batch: tuple[tuple[str, TensorType, str, int, int, tuple[str | float, ...]], ...]
     loss: str
     initialization: Mapping[str, tuple[InitStep, ...]]
     constants: tuple[Buffer, ...]

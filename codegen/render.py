@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -81,8 +81,9 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
         {"first": s.first, "last": s.last, "zero": _repeated([d.zero for d in s.decisions])} for s in plan.stages
     ]
     inputs = [
-        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high, "shown": shown}
-        for name, type_, role, high, shown in program.batch
+        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high, "shown": shown,
+         "like": "" if like == ("normal",) else _literal(like)}
+        for name, type_, role, high, shown, like in program.batch
     ]
     sized = any(entry["role"] == "tokens" and entry["shape"] == (plan.sequence,) for entry in inputs)
     flops = prediction.model_flops_per_device_s * devices * prediction.step_s / plan.batch.total if prediction else 0.0
@@ -105,6 +106,11 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
         "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
         "untrained": "\n".join(wrap(f"untrained = {dictionary(program.untrained)}", 4)) if program.untrained else "",
     }
+
+
+def _literal(parts: Sequence[str | float]) -> str:
+    """A tuple, quoted as all else is."""
+    return f"({', '.join(map(json.dumps, parts))}{',' if len(parts) == 1 else ''})"
 
 
 def _degrees(mesh: Mesh) -> list[tuple[str, int]]:

@@ -27,7 +27,9 @@ class BatchInput:
 
     Where none is known, ``shown`` is that of the model's example inputs.
 
-    ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up.
+    ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up. ``like``:
+    what made-up floats are: ``normal``, ``positive`` (their magnitudes), ``unit`` (from 0 to 1), ``mask`` (0 or 1) or
+    ``constant``, and which.
     """
 
     name: str
@@ -36,6 +38,7 @@ class BatchInput:
     role: Literal["tokens", "targets", "other"]
     high: int = 0
     shown: int = 0
+    like: tuple[str | float, ...] = ("normal",)
 
     @property
     def below(self) -> int:
@@ -171,8 +174,28 @@ class Batches:
             return sequence[1:].to(entry.dtype)
         generator = torch.Generator().manual_seed(seed_of("input", self.seed, index, entry.name))
         if entry.dtype.is_floating_point:
-            return torch.randn(entry.shape, generator=generator, dtype=torch.float32).to(entry.dtype)
+            return _floats(entry, generator).to(entry.dtype)
         return torch.randint(entry.below, entry.shape, generator=generator).to(entry.dtype)
+
+
+def made_up(inputs: Sequence[BatchInput]) -> tuple[str, ...]:
+    """Names of the inputs that a token file says nothing of."""
+    length = next((entry.shape for entry in inputs if entry.role == "tokens"), None)
+    return tuple(
+        entry.name for entry in inputs if entry.role == "other" or (entry.role == "targets" and entry.shape != length)
+    )
+
+
+def _floats(entry: BatchInput, generator: torch.Generator) -> Tensor:
+    kind, *constant = entry.like
+    if kind == "constant":
+        return torch.full(entry.shape, float(constant[0]), dtype=torch.float64)
+    if kind == "unit":
+        return torch.rand(entry.shape, generator=generator, dtype=torch.float32)
+    if kind == "mask":
+        return torch.randint(2, entry.shape, generator=generator)
+    normal = torch.randn(entry.shape, generator=generator, dtype=torch.float32)
+    return normal.abs() if kind == "positive" else normal
 
 
 def make_batches(

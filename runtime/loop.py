@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import checkpoint, metrics
 from .block import blocks_of
 from .claim import claimed
-from .data import Batches, BatchInput, make_batches
+from .data import Batches, BatchInput, made_up, make_batches
 from .dropout import DropoutStream
 from .errors import ProgramError, raise_together
 from .initialize import Step, initialize
@@ -205,6 +205,9 @@ def _train(program: Program, options: Options) -> None:
     if trainer.done and program.world.rank == 0:
         left = "" if trainer.done < options.steps else f": nothing is left to do up to step {options.steps}"
         print(f"resumed from {options.checkpoint} after step {trainer.done}{left}", flush=True)
+    drawn = made_up(program.inputs)
+    if options.data is not None and drawn and program.world.rank == 0:
+        print(f"{options.data} holds tokens alone; made up (runtime/data.py): {', '.join(drawn)}", flush=True)
     while trainer.done < options.steps:
         begin = time.perf_counter()
         loss, norm, rate = trainer.step()

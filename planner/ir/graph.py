@@ -113,13 +113,15 @@ class Buffer:
 class BatchInput:
     """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none known);
     ``shown``: where none is known, of those that the model's example inputs have (0: none has any). ``role``: ``tokens`` (drawn
-    from data), ``targets`` (tokens shifted by one) or ``other``."""
+    from data), ``targets`` (tokens shifted by one) or ``other``. ``like``: what floats are drawn as where they are made up, see
+    :func:`planner.trace.examples.likeness`."""
 
     name: str
     type: TensorType
     role: Literal["tokens", "targets", "other"]
     high: int = 0
     shown: int = 0
+    like: tuple[str | float, ...] = ("normal",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, traces_of_changes
-from planner.trace.examples import shown
+from planner.trace.examples import NORMAL, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.load import ModelSource
@@ -112,8 +112,9 @@ def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repe
 def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _Way) -> Exported:
     with built.fake:
         batch = _example_batch(source, built, sequence)
-    largest = shown(source, built.dtype, sequence, batch)
-    given = tuple(_batch_input(name, tensor, largest.get(name, 0)) for name, tensor in batch.items())
+    real = examples(source, built.dtype, sequence, batch)
+    largest, like = shown(real), likenesses(real)
+    given = tuple(_batch_input(name, tensor, largest.get(name, 0), like.get(name, NORMAL)) for name, tensor in batch.items())
     step = _step(source, built, batch)
     program, repeats, changes = _program(source, built, step, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
@@ -304,12 +305,13 @@ def _takes_dict(parameter: inspect.Parameter) -> bool:
     return bool(re.search(r"\b(dict|Dict|Mapping)\b", said if isinstance(said, str) else repr(said)))
 
 
-def _batch_input(name: str, tensor: Tensor, below: int) -> BatchInput:
-    shape = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
+def _batch_input(name: str, tensor: Tensor, below: int, like: tuple[str | float, ...]) -> BatchInput:
+    shape: tuple[int | BatchMultiple, ...] = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
     role = {"input_ids": "tokens", "labels": "targets"}.get(name, "other")
     if role == "tokens" and (tensor.dim() != 2 or tensor.is_floating_point()):
         role = "other"  # several sequences, a grid of codes: not a piece of a text
-    return BatchInput(name, TensorType(shape, str(tensor.dtype).removeprefix("torch.")), role, shown=below)  # type: ignore[arg-type]
+    type_ = TensorType(shape, str(tensor.dtype).removeprefix("torch."))
+    return BatchInput(name, type_, role, shown=below, like=like)  # type: ignore[arg-type]
 
 
 def _calls(program: ExportedProgram) -> Iterator[Any]:

@@ -54,7 +54,7 @@ def give_start(model: nn.Module, graph: ModelGraph, prefix: str = "") -> None:
 def batches_of(graph: ModelGraph, total: int) -> Batches:
     """What an emitted program trains on, by step, all ranks together."""
     inputs = [
-        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high, i.shown)
+        BatchInput(i.name, i.type.sizes(1)[1:], getattr(torch, i.type.dtype), i.role, i.high, i.shown, i.like)
         for i in graph.batch_inputs
     ]
     tokens = next((SyntheticTokens(SEED, i.below) for i in inputs if i.role == "tokens"), None)

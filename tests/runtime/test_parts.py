@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from runtime import launch
 from runtime.block import Block
 from runtime.collectives import TensorAxis
-from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile, make_batches
+from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile, made_up, make_batches
 from runtime.dropout import DropoutStream
 from runtime.errors import ProgramError
 from runtime.initialize import decode_constant, initialize
@@ -74,6 +74,12 @@ INPUTS = (
     BatchInput("input_ids", (6,), torch.int64, "tokens", 90), BatchInput("labels", (6,), torch.int64, "targets", 90),
     BatchInput("image", (3, 2), torch.float32, "other"),
 )
+
+
+def test_what_a_token_file_does_not_feed_is_named() -> None:
+    assert made_up(INPUTS) == ("image",) and made_up(INPUTS[:2]) == ()
+    classes = BatchInput("labels", (), torch.int64, "targets", 5)
+    assert made_up((INPUTS[0], classes)) == ("labels",)
 
 
 def test_any_data_degree_sees_the_same_global_batch() -> None:
