@@ -19,6 +19,7 @@ from planner.costing.measured import BlockWork, PlacedBody, WholeBody
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
+from planner.costing.waiting import waiting_gradients
 from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, BlockSeconds, CostedGraph, Recompute, StateCost
 from planner.ir.graph import Body, BodyValue, ModelGraph
 from planner.ir.placement import BodyPlacement, Placement, local_type
@@ -134,9 +135,11 @@ def price_graph(
     pricing = Pricing(
         cluster, mesh.tensor, counted.microbatch, engine=engine, context=mesh.context, expert=mesh.expert
     )
+    blocks = _each(counted.blocks, partial(price_block, pricing=pricing, group=min(zero_group, mesh.data)))
+    if counted.graph.tied and mesh.pipeline == 1 and engine.keeps == "operations":
+        blocks = _beside_waiting(counted, blocks)
     return CostedGraph(
-        counted.graph, mesh.tensor, counted.microbatch, counted.placements,
-        blocks=_each(counted.blocks, partial(price_block, pricing=pricing, group=min(zero_group, mesh.data))),
+        counted.graph, mesh.tensor, counted.microbatch, counted.placements, blocks=blocks,
         states=state_costs(
             counted.graph, counted.placements, cluster, mesh, precision, zero_group, accumulation, stages, engine
         ),
@@ -147,6 +150,25 @@ def price_graph(
         warnings=counted.warnings,
         received_bytes=counted.received_bytes,
     )
+
+
+def _beside_waiting(counted: GraphWork, blocks: Sequence[BlockCosts]) -> tuple[BlockCosts, ...]:
+    """Backward passes beside the gradients that wait for those of blocks with the same parameters."""
+    def beside(cost: BlockCost, pass_bytes: int, waiting: tuple[int, int]) -> BlockCost:
+        most = max(pass_bytes + waiting[0], cost.backward_peak_bytes + waiting[1])
+        return replace(cost, backward_peak_bytes=most)
+
+    found = []
+    for placements, costs, works in zip(counted.placements, blocks, counted.blocks, strict=True):
+        waiting = waiting_gradients(counted.graph, placements, counted.degree)
+        found.append({
+            name: {
+                level: beside(cost, works[name].levels[level].memory.backward_peak_bytes, waiting[name])
+                for level, cost in of_body.items()
+            }
+            for name, of_body in costs.items()
+        })
+    return tuple(found)
 
 
 def cost_graph(

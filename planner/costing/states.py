@@ -67,7 +67,10 @@ def cost_state(
     return StateCost(
         parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
         optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,
-        gather_bytes=_transient_bytes(parameter_elements, kept, zero, group, precision, accumulation, resident=resident),
+        gather_bytes=_transient_bytes(
+            parameter_elements, kept, zero, group, precision, accumulation, resident=resident,
+            waits=resident and engine.keeps == "operations",
+        ),
         lasting_bytes=(
             transient_bytes(parameter_elements, precision, zero, group, shard=kept).reduce
             if zero >= 2 and accumulation > 1 else 0
@@ -79,13 +82,14 @@ def cost_state(
 
 
 def _transient_bytes(
-    elements: int, kept: int, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool
+    elements: int, kept: int, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool, waits: bool
 ) -> int:
     """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest counts.
 
     The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last micro-batch
     only, where the block's working copy and activations are already gone. ZeRO 1 frees more gradients than it buffers. With
-    one micro-batch ZeRO 1 and 2 free a block's working copy, and buffer and keep its gradients, while the next block runs.
+    one micro-batch ZeRO 1 and 2 free a block's working copy, and buffer and keep its gradients, while the next block runs; of
+    blocks that share a parameter one buffer is enough, where gradients have waited (:mod:`planner.costing.waiting`).
     ZeRO 3 keeps two working copies (the current block's and the one fetched next). Under ZeRO 2 and 3 the buffer of the
     stage's first block lives on through the next micro-batch's forward, beside all activations. A block that is alone in its
     stage has both copies too: the collective's output and what is copied out of it.
@@ -95,12 +99,13 @@ def _transient_bytes(
         freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
         return passing.reduce - freed
     if accumulation == 1 and zero < 3:
-        return 2 * max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
+        beyond = max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
+        return beyond if waits else 2 * beyond
     if zero == 1:
         return 0
     reduced = passing.reduce if accumulation > 1 else 0
     if zero == 2:
-        return 2 * reduced
+        return reduced if waits else 2 * reduced
     return (0 if resident else 2 * WORKING_BYTES[precision] * elements) + reduced
 
 

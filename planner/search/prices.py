@@ -106,7 +106,7 @@ class Prices:
         self._placed: dict[Unit, tuple[Placements, ...]] = {}
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
-        self._first: dict[tuple[int, int, bool], CostedGraph] = {}
+        self._first: dict[tuple[int, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
         self._huge: dict[int, tuple[LeastCosts, ...]] = {}
@@ -131,7 +131,9 @@ class Prices:
         if not options:
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
-        key = (candidate.mesh.tensor, candidate.micro, candidate.zero_group == 1)
+        # Gradients of shared parameters wait for each other where no pipeline parts their blocks.
+        beside = bool(self.graph.tied) and candidate.mesh.pipeline == 1
+        key = (candidate.mesh.tensor, candidate.micro, candidate.zero_group == 1, beside)
         first = self._home(candidate.mesh.tensor)._first
         if key not in first:
             counted = self._placed_graph(candidate.mesh.tensor).measure(candidate.micro)
