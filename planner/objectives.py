@@ -25,7 +25,7 @@ from planner.search import Certificate, Request, SearchResult
 from planner.search.candidates import enumerate_candidates
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
-from planner.search.refusal import MemoryTooSmall, unplaceable
+from planner.search.refusal import MemoryTooSmall, StepsTooLong, unplaceable
 from planner.search.solve import Fingerprints
 from planner.trials import fewest_devices
 
@@ -168,7 +168,7 @@ def _fewest_devices(
         raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
     limit_s = objective.max_step_s or request.batch * request.sequence / (objective.min_tokens_per_s or 1.0)
     device_s, fewest = at_peak_s(graph, cluster.chip, request.batch), fewest_devices(graph, cluster, request)
-    bounds, slow, unproven = dict[int, float](), list[tuple[SearchResult, Cluster]](), list[int]()
+    bounds, unproven = dict[int, float](), list[int]()
     known: Prices | None = None
     for nodes, per_node in sizes_up_to(cluster):
         if nodes * per_node < fewest:
@@ -183,23 +183,24 @@ def _fewest_devices(
         progress(f"trying {nodes} x {per_node} devices")
         try:
             result = _below(limit_s, graph, part, request, known)
-        except MemoryTooSmall:
-            unproven.append(part.devices)
-            continue
+        except StepsTooLong as refusal:
+            least_s = refusal.lower_s
         except (NoPlanFits, PinError):
             bounds[part.devices] = math.inf
             continue
-        if result.prediction.step_s <= limit_s:
-            least = min(unproven, default=part.devices)
-            facts = {"max_step_s": limit_s, "devices": part.devices, "devices_lower_bound": least}
-            return Outcome(result, part, facts=facts)
-        slow.append((result, part))
-        bounds[part.devices] = max(bounds[part.devices], result.lower_bound_s)
-        unproven += [part.devices] if bounds[part.devices] <= limit_s else []
-    if not slow:  # Of the size that may be the quickest the search says how quick it is, or why it has no plan.
-        part = _likeliest(bounds, cluster, resize)
-        slow.append((solver(graph, part, request, progress), part))
-    best, part = min(slow, key=lambda each: each[0].prediction.step_s)
+        else:
+            if result.prediction.step_s <= limit_s:
+                least = min(unproven, default=part.devices)
+                facts = {"max_step_s": limit_s, "devices": part.devices, "devices_lower_bound": least}
+                return Outcome(result, part, facts=facts)
+            least_s = result.lower_bound_s
+        if math.isfinite(least_s):
+            bounds[part.devices] = max(bounds[part.devices], least_s)
+        if not limit_s < least_s < math.inf:
+            unproven.append(part.devices)
+    # Of the size that may be the quickest the search says how quick it is, or why it has no plan.
+    part = _likeliest(bounds, cluster, resize)
+    best = solver(graph, part, request, progress)
     raise _too_slow(best, part, limit_s, cluster, min(bounds.values(), default=0.0))
 
 
@@ -223,9 +224,9 @@ def _least_step(graph: ModelGraph, cluster: Cluster, request: Request, known: Pr
 
 
 def _below(limit_s: float, graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> SearchResult:
-    """The best plan, where one may take at most ``limit_s``: a search that ends early often tells that none does."""
-    found = _solve(graph, cluster, replace(request, gap=max(EARLY, request.gap)), known)
-    if found.lower_bound_s > limit_s or request.gap >= EARLY:
+    """The best plan, where one takes at most ``limit_s``; else any. A search for such plans alone soon tells that none does."""
+    found = _solve(graph, cluster, replace(request, gap=max(EARLY, request.gap), most_s=limit_s), known)
+    if found.prediction.step_s > limit_s or request.gap >= EARLY:
         return found
     closer = _solve(graph, cluster, request, found.prices)
     best = min(closer, found, key=lambda result: result.prediction.step_s)
@@ -234,8 +235,8 @@ def _below(limit_s: float, graph: ModelGraph, cluster: Cluster, request: Request
 
 def _too_slow(result: SearchResult, on: Cluster, limit_s: float, cluster: Cluster, bound_s: float) -> NoPlanFits:
     wrong = (
-        f"no plan was found that takes at most {limit_s:.6g} s a step on {cluster.devices} devices or fewer: the best, on"
-        f" {on.devices}, takes {result.prediction.step_s:.6g} s, and none takes less than"
+        f"no plan was found that takes at most {limit_s:.6g} s a step on {cluster.devices} devices or fewer: the best on"
+        f" {on.devices} takes {result.prediction.step_s:.6g} s, and none takes less than"
         f" {min(bound_s, result.lower_bound_s):.6g} s"
     )
     return NoPlanFits("--objective devices", wrong, f"allow {_rounded_up(result.prediction.step_s)} s, or give more nodes")

@@ -12,16 +12,17 @@ from planner.search.request import Look
 @dataclass
 class Best:
     """``gap``: within which a plan is good enough; ``look``: see :func:`planner.search.search`; ``step_s``: of the best plan,
-    wherever it was ``found``."""
+    wherever it was ``found``; ``most_s``: of a plan that matters."""
 
     gap: float
     look: Look
     step_s: float = math.inf
     found: tuple[Plan, Prediction] | None = None
+    most_s: float = math.inf
 
     def target(self) -> float:
         """What a plan must be quicker than to matter."""
-        return self.step_s * (1 - self.gap)
+        return min(self.step_s * (1 - self.gap), math.nextafter(self.most_s, math.inf))
 
     def report(self, plan: Plan, prediction: Prediction) -> Prediction:
         """Keep a plan that is better than all before and fits by a closer look as well; returns what that look saw."""

@@ -132,6 +132,7 @@ class Begin:
 
     look: Look
     gap: float
+    most_s: float
     scope: Scope
     deadline: float
 
@@ -171,7 +172,7 @@ class Helper:
     def begin(self, best: Best, scope: Scope, deadline: float) -> None:
         """Say what the search is about, as it is now. Raises pickle.PicklingError and its like where that cannot be sent."""
         # What is known of families is found out again sooner than sent.
-        self._orders.put(pickle.dumps(Begin(best.look, best.gap, replace(scope, pool={}, families={}), deadline)))
+        self._orders.put(pickle.dumps(Begin(best.look, best.gap, best.most_s, replace(scope, pool={}, families={}), deadline)))
 
     @property
     def least_s(self) -> float:
@@ -304,7 +305,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer], None]) -> None:
     """Look at nodes until there are no more orders."""
-    best, waiting, begun = Best(begin.gap, begin.look), dict[int, Fresh](), dict[int, Attempt]()
+    best, waiting, begun = Best(begin.gap, begin.look, most_s=begin.most_s), dict[int, Fresh](), dict[int, Attempt]()
     while True:
         name = _next(waiting, begun, best, begin.deadline)
         while name is None or not orders.empty():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -49,7 +50,8 @@ class Certificate:
 @dataclass(frozen=True)
 class Request:
     """``batch``: global, in samples; ``gap``: stop within this part of the optimum; ``time_limit_s`` of solving;
-    ``memory_limit_bytes``: what one device may hold at most, its reserve counted, beside its own memory."""
+    ``memory_limit_bytes``: what one device may hold at most, its reserve counted, beside its own memory; ``most_s``: plans of
+    longer steps do not matter, so that a search ends once no shorter one is possible."""
 
     batch: int
     sequence: int
@@ -59,6 +61,7 @@ class Request:
     time_limit_s: float | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     memory_limit_bytes: int | None = None
+    most_s: float = math.inf
 
     def limited(self, cluster: Cluster) -> Cluster:
         """The cluster with the memory that a plan may use: less head-room, at most the limit. Raises PinError where head-room
