@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -110,10 +111,22 @@ def test_a_cache_that_will_be_wanting_is_told() -> None:
     roomy, short, over = (
         StageMemory(total * gib, 0, 0, 0, 0, 0, cached) for total, cached in ((70, 10 * gib), (70, 15 * gib), (81, 0))
     )
-    assert _short_of_cache([roomy, roomy], 80 * gib) == []
-    (warning,) = _short_of_cache([roomy, short], 80 * gib)
-    assert "rank 1" in warning and "15.0 GiB beside" in warning and "--headroom 5.0GiB" in warning
+    assert _short_of_cache([roomy, roomy], 80 * gib, 80 * gib) == []
+    (warning,) = _short_of_cache([roomy, short], 80 * gib, 80 * gib)
+    assert "rank 1" in warning and "15.0 GiB beside" in warning and "5.0 GiB more than there is" in warning
     assert short.total == 70 * gib
-    (little,) = _short_of_cache([roomy], 80 * gib - 1)
-    assert "--headroom 0.1GiB" in little
-    assert _short_of_cache([roomy, over], 80 * gib) == []  # That does not fit, and says so.
+    (little,) = _short_of_cache([roomy], 80 * gib - 1, 80 * gib - 1)
+    assert "0.1 GiB more than there is" in little
+    assert _short_of_cache([roomy, over], 80 * gib, 80 * gib) == []  # That does not fit, and says so.
+
+
+def test_the_headroom_that_a_warning_asks_for_ends_it() -> None:
+    """A plan that keeps it has room for the cache, which head-room is there for."""
+    gib = 2**30
+    short = StageMemory(70 * gib, 0, 0, 0, 0, 0, 15 * gib - 1)
+    (warning,) = _short_of_cache([short], 80 * gib, 80 * gib)
+    asked = float(re.search(r"--headroom ([0-9.]+)GiB", warning)[1])  # type: ignore[index]
+    limit_bytes = 80 * gib - round(asked * gib)
+    assert short.total > limit_bytes  # Or it would be the plan again.
+    kept = replace(short, parameters=limit_bytes)
+    assert _short_of_cache([kept], limit_bytes, 80 * gib) == []

@@ -133,7 +133,7 @@ def replayed(prediction: Prediction, plan: Plan, graph: ModelGraph, cluster: Clu
         prediction, peak_memory_bytes=max(memory.total for memory in memories),
         warnings=(
             *prediction.warnings, *_beyond_sums(prediction, memories),
-            *_short_of_cache(memories, prediction.memory_limit_bytes),
+            *_short_of_cache(memories, prediction.memory_limit_bytes, cluster.chip.memory_bytes),
         ),
         stages=tuple(
             replace(stage, memory=memories[plan.rank_of_stage(stage.index)]) for stage in prediction.stages
@@ -152,19 +152,24 @@ def _beyond_sums(prediction: Prediction, memories: Sequence[StageMemory]) -> lis
     ]
 
 
-def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int) -> list[str]:
-    """A warning where a rank fits and its allocator's cache beside does not. An H200 with too little for that spent a quarter
-    of its steps so (docs/memory.md)."""
+def _short_of_cache(memories: Sequence[StageMemory], limit_bytes: int, device_bytes: int) -> list[str]:
+    """A warning where a rank fits and its allocator's cache beside does not, for which head-room is there too. An H200 with too
+    little for that spent a quarter of its steps so (docs/memory.md). ``limit_bytes``: of a plan; ``device_bytes``: what a
+    device has."""
     rank, worst = max(enumerate(memories), key=lambda item: item[1].total + item[1].cached)
-    wanting = worst.total + worst.cached - limit_bytes
+    wanting = worst.total + worst.cached - device_bytes
     if wanting <= 0 or worst.total > limit_bytes:
         return []
-    tenths = math.ceil(10 * wanting / GIB) / 10
     return [
         f"pipeline rank {rank} fits, but torch's caching allocator would keep {worst.cached / GIB:.1f} GiB beside that, "
-        f"{tenths:.1f} GiB more than there is: it gives memory back and asks for it again in every step, up to a "
-        f"quarter of a step on an H200; --headroom {tenths:.1f}GiB asks for a plan that leaves so much free"
+        f"{_tenths(wanting)} GiB more than there is: it gives memory back and asks for it again in every step, up to a "
+        f"quarter of a step on an H200; --headroom {_tenths(worst.cached)}GiB asks for a plan that leaves room for so much"
     ]
+
+
+def _tenths(size_bytes: int) -> str:
+    """GiB, rounded up."""
+    return f"{math.ceil(10 * size_bytes / GIB) / 10:.1f}"
 
 
 def _measured(peak: Peaks, cluster: Cluster) -> StageMemory:
