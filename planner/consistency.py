@@ -14,6 +14,7 @@ def check_consistency(plan: Plan, graph: ModelGraph, where: str) -> None:
     _check_schedule(plan, graph, where)
     _check_activations(plan, graph, where)
     _check_tied(plan, graph, where)
+    _check_gathers(plan, graph, where)
 
 
 def _check_schedule(plan: Plan, graph: ModelGraph, where: str) -> None:
@@ -59,3 +60,16 @@ def _check_tied(plan: Plan, graph: ModelGraph, where: str) -> None:
         if len(placed) > 1:
             wrong = f"{names} share {parameter.fqn}, which is {' and '.join(sorted(placed))}"
             raise PlanFileError(f"{where}: placements", wrong, "one placement for all")
+
+
+def _check_gathers(plan: Plan, graph: ModelGraph, where: str) -> None:
+    """ZeRO 3 gathers parameters for a backward pass that torch sees begin."""
+    for stage in plan.stages:
+        ungathered = graph.ungathered_in(stage.first, stage.last)
+        for at, decision in enumerate(stage.decisions, stage.first):
+            if decision.zero == 3 and at in ungathered:
+                raise PlanFileError(
+                    f"{where}: stages.{stage.index}", f"{graph.blocks[at].name} shares parameters with a block after it whose "
+                    "values are only detached, and torch gathers none of them for its backward pass under ZeRO 3",
+                    "zero: 0, 1 or 2",
+                )

@@ -430,6 +430,47 @@ class ModelGraph:
             fqn for index, values in asked.items() for name, fqn in self.blocks[index].parameters if name in values
         })
 
+    def ungathered_in(self, first: int, last: int) -> frozenset[int]:
+        """Of the blocks from ``first`` to before ``last``, run as one stage, those whose parameters torch does not gather for
+        their backward pass under ZeRO 3: they share some, and the last of them ends in values that get no gradient, at whose
+        end FSDP2 waits for the backward pass to begin (``_fsdp_state.py``, ``_register_pre_backward_hook``)."""
+        reached = self._reached(first, last)
+        return frozenset(
+            index for unit in self.sharded_together(first, last) if not reached[unit[-1]]
+            for index in unit if any(reached[other] for other in unit)
+        )
+
+    @cached_property
+    def ungathered_whole(self) -> frozenset[int]:
+        """The same of all blocks as one stage."""
+        return self.ungathered_in(0, len(self.blocks))
+
+    @cached_property
+    def ungathered(self) -> frozenset[int]:
+        """The blocks that may be so in some stage, wherever the cuts are."""
+        count = len(self.blocks)
+        reached, found = self._reached(0, count), set[int]()
+        for unit in self.sharded_together(0, count):
+            late = [index for index in unit if not reached[index]]
+            if late and any(reached[index] for index in unit if index < late[-1]):
+                found.update(unit)
+        return frozenset(found)
+
+    def _reached(self, first: int, last: int) -> Mapping[int, bool]:
+        """By block of a stage, whether a gradient comes to one of its outputs. One of zeros comes from a block with parameters
+        that makes none for what it reads (``_fsdp_param_group.py``, ``RegisterPostBackwardFunction``)."""
+        asked = self.asked_in(first, last)
+        fed = {name for index in asked if self.blocks[index].parameters for name in self.blocks[index].reads}
+        return {
+            index: any(
+                value in asked[index] or (name in fed and value in body.differentiable)
+                for name, value in zip(block.writes, body.outputs, strict=True)
+            )
+            for index, block, body in (
+                (index, self.blocks[index], self.body_of[self.blocks[index].body]) for index in asked
+            )
+        }
+
     def tied_blocks(self, fqn: str) -> tuple[int, ...]:
         """Indices of the blocks that use a parameter (more than one: it is tied)."""
         return self._homes.get(fqn, ())

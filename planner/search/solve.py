@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, Engine
@@ -70,22 +71,25 @@ def chains_of(priced: tuple[CostedGraph, ...], candidate: Candidate, request: Re
     """One chain for each option and space of choices that the constraints leave, and each ZeRO stage that tied parameters
     can share. ``priced``: for each of the candidate's ZeRO groups, which allow the same."""
     constraints, chains, costed = request.constraints, list[Chain](), priced[0]
+    ungathered = costed.graph.ungathered_whole if candidate.mesh.pipeline == 1 else costed.graph.ungathered
     for option, placements in enumerate(costed.placements):
         parallel = any(p.inputs and p.inputs[0].state == "shard" for p in placements.values())
         if not constraints.admits("sequence_parallel", parallel):
             continue
         for allowed in allowed_choices(candidate.first, constraints, costed.graph, parallel):
             sharded = max(candidate.groups) > 1
-            fixed = dict.fromkeys(stages for each in priced for stages in _tied_stages(each, option, allowed, sharded=sharded))
+            fixed = dict.fromkeys(
+                stages for each in priced for stages in _tied_stages(each, option, allowed, ungathered, sharded=sharded)
+            )
             chains += [Chain(priced, option, replace(allowed, fixed_zero=stages), candidate.groups) for stages in fixed]
     return tuple(chains)
 
 
 def _tied_stages(
-    costed: CostedGraph, option: int, allowed: Allowed, *, sharded: bool
+    costed: CostedGraph, option: int, allowed: Allowed, ungathered: Collection[int], *, sharded: bool
 ) -> list[tuple[tuple[str, int], ...]]:
-    """Assignments of ZeRO stages to bodies that share parameters, without those that another beats in all. ``sharded``: over
-    several ranks."""
+    """Assignments of ZeRO stages to bodies that share parameters, without those that another beats in all.
+    ``ungathered``: blocks that cannot have ZeRO 3; ``sharded``: over several ranks."""
     graph = costed.graph
     groups: list[set[str]] = []
     for _, owners in tied_parameters(graph):
@@ -96,7 +100,11 @@ def _tied_stages(
     for group in groups:
         stages: list[int] = []
         members = [index for index, block in enumerate(graph.blocks) if block.body in group]
-        priced = [zero for zero in allowed.stages_of(members) if all(zero in costed.states[option][body] for body in group)]
+        gathers = not any(index in ungathered for index in members)
+        priced = [
+            zero for zero in allowed.stages_of(members)
+            if (zero < 3 or gathers) and all(zero in costed.states[option][body] for body in group)
+        ]
         vectors = {zero: _state_vector(costed, option, group, zero, sharded=sharded) for zero in priced}
         for zero, vector in vectors.items():
             beaten = any(
