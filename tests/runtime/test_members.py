@@ -18,8 +18,9 @@ from runtime.zero import Microbatching, shard
 
 
 def members(thing: object) -> set[str]:
-    """All names but Python's own and the random ones of torch's composable modules."""
-    return {name for name in dir(thing) if not name.startswith("__")}
+    """All names but Python's own, and what other libraries put on torch's class (transformers does, once it is imported)."""
+    others = {name for name, value in vars(nn.Module).items() if not getattr(value, "__module__", "torch").startswith("torch")}
+    return {name for name in dir(thing) if not name.startswith("__")} - others
 
 
 def stage(zero: int) -> tuple[nn.Module, Block]:

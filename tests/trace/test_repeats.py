@@ -88,7 +88,7 @@ ZOO = {
 @pytest.mark.parametrize("name", ZOO)
 def test_every_model_of_the_matrix(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(repeats, "LEAST", 2)
-    length = 24 if name in ("hollow", "mixing", "sideways", "stamped", "turned") else 20  # They know so many positions.
+    length = 24 if name in ("hollow", "mixing", "named", "sideways", "stamped", "turned") else 20  # They know so many places.
     same(lambda: ModelSource(name, ZOO[name], None, None, name, length))
 
 
