@@ -25,7 +25,7 @@ from planner.search import Certificate, Request, SearchResult
 from planner.search.candidates import enumerate_candidates
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
-from planner.search.refusal import MemoryTooSmall, StepsTooLong, unplaceable
+from planner.search.refusal import MemoryTooSmall, unplaceable
 from planner.search.solve import Fingerprints
 from planner.trials import fewest_devices
 
@@ -168,7 +168,7 @@ def _fewest_devices(
         raise JobError("--min-tokens-per-s", "the model's samples are no sequences of tokens", "give --max-step-s")
     limit_s = objective.max_step_s or request.batch * request.sequence / (objective.min_tokens_per_s or 1.0)
     device_s, fewest = at_peak_s(graph, cluster.chip, request.batch), fewest_devices(graph, cluster, request)
-    bounds, unproven = dict[int, float](), list[int]()
+    bounds, slow, unproven = dict[int, float](), list[tuple[float, Cluster]](), list[int]()
     known: Prices | None = None
     for nodes, per_node in sizes_up_to(cluster):
         if nodes * per_node < fewest:
@@ -183,23 +183,22 @@ def _fewest_devices(
         progress(f"trying {nodes} x {per_node} devices")
         try:
             result = _below(limit_s, graph, part, request, known)
-        except StepsTooLong as refusal:
-            least_s = refusal.lower_s
+        except MemoryTooSmall:
+            unproven.append(part.devices)
+            continue
         except (NoPlanFits, PinError):
             bounds[part.devices] = math.inf
             continue
-        else:
-            if result.prediction.step_s <= limit_s:
-                least = min(unproven, default=part.devices)
-                facts = {"max_step_s": limit_s, "devices": part.devices, "devices_lower_bound": least}
-                return Outcome(result, part, facts=facts)
-            least_s = result.lower_bound_s
-        if math.isfinite(least_s):
-            bounds[part.devices] = max(bounds[part.devices], least_s)
-        if not limit_s < least_s < math.inf:
+        if result.prediction.step_s <= limit_s:
+            least = min(unproven, default=part.devices)
+            facts = {"max_step_s": limit_s, "devices": part.devices, "devices_lower_bound": least}
+            return Outcome(result, part, facts=facts)
+        slow.append((result.prediction.step_s, part))
+        bounds[part.devices] = max(bounds[part.devices], result.lower_bound_s)
+        if bounds[part.devices] <= limit_s:
             unproven.append(part.devices)
-    # Of the size that may be the quickest the search says how quick it is, or why it has no plan.
-    part = _likeliest(bounds, cluster, resize)
+    # Of the quickest size, or of that which may be, a search says how quick it is, or why it has no plan.
+    _, part = min(slow, key=lambda each: each[0], default=(math.inf, _likeliest(bounds, cluster, resize)))
     best = solver(graph, part, request, progress)
     raise _too_slow(best, part, limit_s, cluster, min(bounds.values(), default=0.0))
 
@@ -226,7 +225,7 @@ def _least_step(graph: ModelGraph, cluster: Cluster, request: Request, known: Pr
 def _below(limit_s: float, graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> SearchResult:
     """The best plan, where one takes at most ``limit_s``; else any. A search for such plans alone soon tells that none does."""
     found = _solve(graph, cluster, replace(request, gap=max(EARLY, request.gap), most_s=limit_s), known)
-    if found.prediction.step_s > limit_s or request.gap >= EARLY:
+    if found.lower_bound_s > limit_s or request.gap >= EARLY:  # Else it knows to that part alone.
         return found
     closer = _solve(graph, cluster, request, found.prices)
     best = min(closer, found, key=lambda result: result.prediction.step_s)

@@ -160,6 +160,17 @@ def test_fewer_devices_are_found_where_more_are_slower(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_size_that_is_nearly_quick_enough_is_excluded(tmp_path: Path) -> None:
+    """A first search of it knows to five percent alone."""
+    sizes = ("layers=8", "hidden=2048", "heads=16", "vocab=8000")
+    model = (Path(__file__).parents[1] / "examples" / "gpt.py:gpt", *(part for size in sizes for part in ("--set", size)))
+    on = ("plan", *model, "--batch", 8, "--seq", 1024, "--json", "-o", tmp_path / "plan.yaml", "--cluster")
+    limit_s = run(*on, "dgx-a100-80gb:4x1").json["predicted"]["step_s"] * 0.96
+    found = run(*on, "dgx-a100-80gb:6x1", "--objective", "devices", "--max-step-s", limit_s).json["objective"]
+    assert found["devices"] == found["devices_lower_bound"] == 5
+
+
+@pytest.mark.slow
 def test_sums_of_memory_exclude_no_devices(tmp_path: Path) -> None:
     """On fewer devices no plan was found that fits; that there is none is known of the state alone, which fits on one."""
     pins = ("--pin", "pipeline=1", "--pin", "data=1", "--pin", "microbatch=16", "-o", tmp_path / "plan.yaml")

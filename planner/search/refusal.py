@@ -44,15 +44,6 @@ class MemoryTooSmall(NoPlanFits):
         self.least, self.prices = least, prices
 
 
-class StepsTooLong(NoPlanFits):
-    """No plan was found that is as quick as was asked for, and none is quicker than ``lower_s``; infinite where by its sums no
-    plan fits in memory."""
-
-    def __init__(self, most_s: float, lower_s: float) -> None:
-        super().__init__("step", f"no plan was found that takes at most {most_s:.6g} s", "allow more, or give more devices")
-        self.lower_s = lower_s
-
-
 def unplaceable(constraints: Constraints) -> ShardwrightError:
     """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it. Those on tensor
     ranks are named; where there are none, others leave some layer nothing to choose."""

@@ -27,7 +27,7 @@ from planner.search.helper import Answer, Helper, started
 from planner.search.nodes import Attempt, Kin, Sketch, kin_of
 from planner.search.placing import Bounds, place
 from planner.search.prices import Prices
-from planner.search.refusal import StepsTooLong, last_resort
+from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
 from planner.search.solve import Fingerprints
 
@@ -283,8 +283,7 @@ def search(
     ``look``: a closer look at a plan that would be the best so far; where its memory does not fit by that, the plan is passed
     over. The certificate stays that of the space that the sums of memory admit, of which this leaves a part. ``known``: prices
     of another search of the same graph. ``news``: is told from time to time how far the search has come.
-    Raises PinError where the pins leave no candidate, NoPlanFits where none fits in memory, StepsTooLong where none was found
-    that is as quick as the request asks.
+    Raises PinError where the pins leave no candidate, NoPlanFits where none fits in memory.
     """
     begin = time.perf_counter()
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
@@ -310,13 +309,10 @@ def search(
         if state.helper is not None:
             state.call(scope, deadline)
         climb = Climb(bounds, scope, state.best, state.meanwhile)
-        if request.most_s == math.inf:  # Bounds alone mostly tell that no plan is as quick as is asked for.
-            climb.begin(deadline)
+        climb.begin(deadline)
         if look is not as_it_is:
             Beyond(bounds, scope, state.best, state.meanwhile).go(deadline)
         _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
-        if state.best.found is None and request.most_s < math.inf:
-            raise StepsTooLong(request.most_s, state.lower_s)
         if state.best.found is None:
             found = last_resort(list(bounds), prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
