@@ -25,11 +25,10 @@ from statistics import median
 from hardware_profiles import Cluster
 from planner.commands.validate import DATA, RUNS
 from planner.evaluate import evaluate_plan
-from planner.evaluate.step import DTYPES
 from planner.fitting import fitted
 from planner.ir.errors import ShardwrightError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Mesh, Plan, Prediction
+from planner.ir.plan import DTYPES, Mesh, Plan, Prediction
 from planner.ir.repeat import repeat_blocks
 from planner.search import Request
 from planner.search.candidates import Candidate, enumerate_candidates

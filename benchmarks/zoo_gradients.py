@@ -32,8 +32,9 @@ from torch import Tensor, nn  # noqa: E402
 
 from benchmarks.run_zoo import FILES, SEQUENCE, names_of  # noqa: E402
 from codegen import emit  # noqa: E402
+from planner.ir.body import Body, Node  # noqa: E402
 from planner.ir.errors import ShardwrightError  # noqa: E402
-from planner.ir.graph import Body, ModelGraph, Node  # noqa: E402
+from planner.ir.graph import ModelGraph  # noqa: E402
 from planner.ir.placement import BodyPlacement, Conversion, OpStrategy, Placement  # noqa: E402
 from planner.ir.types import TensorType  # noqa: E402
 from planner.placement import place_graph  # noqa: E402

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from codegen.members import OF_BLOCKS, attribute_paths, spare
 from codegen.naming import unique
 from codegen.program import Compute, Convert, Function, LocalArgument, Repeat, Statement, Variable
+from planner.ir.body import Body, Node
 from planner.ir.errors import InternalError
-from planner.ir.graph import Body, Node
 from planner.ir.halves import sums_half_logits
 from planner.ir.inlining import draws
 from planner.ir.localize import localize

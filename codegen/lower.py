@@ -9,9 +9,10 @@ from codegen.bodies import attributes_of, lower_body, random_sites
 from codegen.naming import unique
 from codegen.program import BlockClass, Declaration, Function, Link, Program, Variable
 from codegen.stages import Chain, lower_chain, lower_context
+from planner.ir.body import Body
 from planner.ir.costed import Recompute
 from planner.ir.errors import InternalError
-from planner.ir.graph import Block, Body, InitStep, ModelGraph, Parameter
+from planner.ir.graph import Block, InitStep, ModelGraph, Parameter
 from planner.ir.placement import REPLICATE
 from planner.ir.plan import Plan
 
@@ -166,7 +167,7 @@ def _link(block: Block, cls: str, paths: Mapping[str, str]) -> Link:
 def _untrained(plan: Plan, graph: ModelGraph) -> Mapping[str, tuple[int, ...]]:
     stages: dict[str, list[int]] = {}
     for stage in plan.stages:
-        for fqn in sorted(graph.untrained_in(stage.first, stage.last)):
+        for fqn in sorted(graph.gradients.untrained(stage.first, stage.last)):
             stages.setdefault(fqn, []).append(stage.index)
     return {fqn: tuple(indices) for fqn, indices in stages.items()}
 

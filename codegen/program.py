@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from planner.ir.graph import Buffer, InitStep, Node
+from planner.ir.body import Node
+from planner.ir.graph import Buffer, InitStep
 from planner.ir.placement import OpStrategy, Placement
 from planner.ir.plan import Plan
 from planner.ir.types import Dtype, LocalArgument, RankSize, TensorType

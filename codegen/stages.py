@@ -10,7 +10,8 @@ from codegen.bodies import lower_body
 from codegen.members import OF_UNITS
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
-from planner.ir.graph import Block, Body, BodyValue, ModelGraph
+from planner.ir.body import Body, BodyValue
+from planner.ir.graph import Block, ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy
 from planner.ir.plan import Plan
 from planner.ir.types import Argument, BatchMultiple

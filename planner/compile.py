@@ -15,11 +15,10 @@ from hardware_profiles.measure import usable_cores
 from planner.clusters import Resize, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
-from planner.evaluate import DTYPES
 from planner.fitting import fitted
 from planner.ir.errors import JobError, PinError, ProfileError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Precision
+from planner.ir.plan import DTYPES, Precision
 from planner.job import Job
 from planner.objectives import pursue, told
 from planner.remedies import explain, retold

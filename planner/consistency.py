@@ -65,7 +65,7 @@ def _check_tied(plan: Plan, graph: ModelGraph, where: str) -> None:
 def _check_gathers(plan: Plan, graph: ModelGraph, where: str) -> None:
     """ZeRO 3 gathers parameters for a backward pass that torch sees begin."""
     for stage in plan.stages:
-        ungathered = graph.ungathered_in(stage.first, stage.last)
+        ungathered = graph.gradients.ungathered(stage.first, stage.last)
         for at, decision in enumerate(stage.decisions, stage.first):
             if decision.zero == 3 and at in ungathered:
                 raise PlanFileError(

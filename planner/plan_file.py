@@ -20,14 +20,15 @@ from hardware_profiles import Cluster
 from planner.consistency import check_consistency
 from planner.constraints_text import parse_texts
 from planner.costing import Pricing
-from planner.evaluate import DTYPES
 from planner.fields import Number, Record, first_problem, parse_mapping
+from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PlanFileError
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, BodyPlacement, Placement, shard
 from planner.ir.plan import (
     AXIS_ORDERS,
+    DTYPES,
     AxisOrder,
     Batch,
     BlockDecision,

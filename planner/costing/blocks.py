@@ -10,8 +10,8 @@ from planner.costing.exchanges import Axis
 from planner.costing.measured import BlockWork, LevelWork, measure_block
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
+from planner.ir.body import Body
 from planner.ir.costed import BlockCost, BlockSeconds, Recompute
-from planner.ir.graph import Body
 from planner.ir.placement import BodyPlacement, Transfer
 from planner.placement.ledger import CollectiveCount
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from cost_models.collectives import CollectiveKind
 from planner.costing.operations import Operation
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import BodyPlacement, local_type
 from planner.ops.families import ATTENTION, GEMMS
 from planner.ops.work import Work

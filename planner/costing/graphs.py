@@ -20,8 +20,9 @@ from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
 from planner.costing.states import cost_state
 from planner.costing.waiting import waiting_gradients
+from planner.ir.body import Body, BodyValue
 from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, BlockSeconds, CostedGraph, Recompute, StateCost
-from planner.ir.graph import Body, BodyValue, ModelGraph
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement, Placement, local_type
 from planner.ir.plan import Mesh, Precision
 from planner.rules import has_rule

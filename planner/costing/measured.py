@@ -21,8 +21,8 @@ from planner.costing.local import LocalBody, Wiring, wire
 from planner.costing.operations import LocalCall, Operation, local_call
 from planner.costing.passes import BlockPasses
 from planner.costing.repeated import computed_nodes, repeated_nodes
+from planner.ir.body import Body, Node
 from planner.ir.costed import RECOMPUTE_LEVELS, Recompute
-from planner.ir.graph import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, local_type
 from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.placement.ledger import CollectiveCount, MicrobatchTraffic, Traffic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import OpStrategy, local_type
 from planner.ir.types import TensorType
 from planner.ops.work import FREE, Work, backward_work, work

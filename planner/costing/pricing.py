@@ -14,7 +14,7 @@ from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s,
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.exchanges import Exchange, scattered_gradients
 from planner.costing.operations import Operation, measure_operation
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import Conversion, OpStrategy, Placement, Transfer, transfers
 from planner.ir.types import TensorType
 from planner.ops.families import GROUPED_PRODUCT

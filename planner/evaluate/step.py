@@ -26,18 +26,16 @@ from planner.ir.costed import CostedGraph
 from planner.ir.errors import InternalError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import (
+    DTYPES,
     SPLIT_BACKWARD,
     Breakdown,
     Plan,
-    Precision,
     Prediction,
     StagePrediction,
 )
 
 if TYPE_CHECKING:
     from planner.costing import GraphWork
-
-DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def option_of(plan: Plan, costed: CostedGraph) -> int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner.ir.graph import Node
+    from planner.ir.body import Node
     from planner.ir.types import TensorType
 
 FUSED = "fused"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import HALF
 
 SUM = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 
 VALUE, PARAMETER = 1, 4
 """Sizes of what has a name."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner.ir.graph import Node
+    from planner.ir.body import Node
     from planner.ir.types import TensorType
 
 MOVING = frozenset({

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.placement import OpStrategy, Placement, local_extent, shard
 from planner.ir.types import Extent, LocalArgument, RankSize
 

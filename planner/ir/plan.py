@@ -18,6 +18,8 @@ AxisOrder = Literal["pipeline-data-tensor", "data-pipeline-tensor"]
 AXIS_ORDERS: tuple[AxisOrder, ...] = ("pipeline-data-tensor", "data-pipeline-tensor")
 """How ranks are numbered over the axes, slowest to fastest: whose neighbours are nearest, behind those of the tensor axis."""
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+"""What each computes in, by torch's names."""
 
 
 @dataclass(frozen=True, slots=True)

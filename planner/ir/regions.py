@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 if TYPE_CHECKING:
-    from planner.ir.graph import Body, Node
+    from planner.ir.body import Body, Node
 
 _FUSED = frozenset({"scaled_dot_product_attention"})
 _CONTRACTIONS = frozenset({"matmul", "mm", "bmm", "baddbmm", "einsum"})

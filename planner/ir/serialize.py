@@ -9,19 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from planner.ir.body import Body, BodyValue, Node, Source
 from planner.ir.errors import PlanFileError
-from planner.ir.graph import (
-    BatchInput,
-    Block,
-    Body,
-    BodyValue,
-    Buffer,
-    InitStep,
-    ModelGraph,
-    Node,
-    Parameter,
-    Source,
-)
+from planner.ir.graph import BatchInput, Block, Buffer, InitStep, ModelGraph, Parameter
 from planner.ir.types import DTYPE_BYTES, BatchMultiple, Dtype, Ref, TensorType
 
 FORMAT = 1

@@ -61,9 +61,9 @@ class Unit:
 def units_of(plan: Plan, graph: ModelGraph, stage: StagePlan, tensor_rank: int) -> tuple[Unit, ...]:
     """The units of a virtual stage, in the order in which their forward passes end. Units without parameters do nothing."""
     groups = sorted(graph.sharded_together(stage.first, stage.last), key=lambda group: group[-1])
-    asked = graph.asked_in(stage.first, stage.last)
+    asked = graph.gradients.asked(stage.first, stage.last)
     reached = [any(_has_gradient(graph, index, asked[index]) for index in group) for group in groups]
-    untrained = graph.untrained_in(stage.first, stage.last)
+    untrained = graph.gradients.untrained(stage.first, stage.last)
     units = [
         Unit(
             group, stage.decisions[group[0] - stage.first].zero,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import DTYPE_BYTES, HALF
 from planner.ops.layout import Layout
 

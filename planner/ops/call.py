@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import DTYPE_BYTES
 from planner.ops.layout import Layout
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ops.layout import Layout, reshaped, row_major
 
 

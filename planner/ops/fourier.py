@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ops.call import Call
 from planner.ops.layout import Layout, row_major, with_innermost
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import TensorType
 from planner.ops.attention import fused_attention
 from planner.ops.einsums import batched_product

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.halves import sums_half_logits
 from planner.ir.placement import OpStrategy
 from planner.ir.types import DTYPE_BYTES, HALF

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ops.call import Call
 from planner.ops.families import RECURRENT
 from planner.ops.fourier import FOURIER, backward_bytes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import DTYPE_BYTES, TensorType
 from planner.ops.families import (
     ATTENTION,

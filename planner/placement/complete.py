@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.ir.body import Body
 from planner.ir.errors import PlanFileError
-from planner.ir.graph import Body
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
 from planner.placement.place import place_body
 from planner.placement.pricing import Pricing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.ir.placement import BodyPlacement, Placement
 from planner.placement.space import Value, body_values, item_index
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import BodyPlacement, CollectiveKind, Placement, Transfer, transfers
 from planner.ir.types import BatchMultiple, TensorType
 from planner.placement.edges import Edge, edges

@@ -14,7 +14,8 @@ from functools import cached_property
 
 import networkx as nx
 
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.body import Body
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, local_type, shard
 from planner.placement.joint import apart, join
 from planner.placement.model import cheapest_picks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy, Placement
 from planner.placement.model import cheapest_picks
 from planner.placement.pricing import Pricing

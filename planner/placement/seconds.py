@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.ir.placement import BodyPlacement
 from planner.placement.edges import edges
 from planner.placement.pricing import Pricing

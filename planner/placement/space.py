@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import (
     REPLICATE,
     SHARED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.placement.space import StrategyTable
 
 Rules: TypeAlias = Callable[[Body, int], StrategyTable]

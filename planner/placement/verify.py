@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.ir.body import Body
 from planner.ir.errors import InternalError
-from planner.ir.graph import Body
 from planner.ir.placement import BodyPlacement
 from planner.placement.edges import edges
 from planner.placement.space import legal_conversion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, OpStrategy, Placement
 from planner.ir.types import FLOATING, Ref, TensorType
 from planner.rules.equation import Equation, Index, Site

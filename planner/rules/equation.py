@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.placement import PARTIAL, Placement, Transfer
 from planner.ir.types import Argument, Extent, TensorType, references
 from planner.rules.layout import Part

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import Placement
 from planner.ir.types import TensorType
 from planner.rules.enumerate import equation_of, occurrences, operand_keys, output_key, plain_layout, site_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, Ref, TensorType
 from planner.ops.families import ATTENTION, RECURRENT
 from planner.ops.fourier import FOURIER

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.ir.body import Body, BodyValue
 from planner.ir.errors import ModelError
-from planner.ir.graph import Block, Body, BodyValue, ModelGraph
+from planner.ir.graph import Block, ModelGraph
 from planner.ir.types import Argument, Ref
 from planner.trace.blocks import Segment
 from planner.trace.bounds import bounded

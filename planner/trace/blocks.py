@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import BatchInput, Node
+from planner.ir.graph import BatchInput
 from planner.ir.types import Argument, Extent, Ref, TensorType
 from planner.trace.flat import FlatGraph, place
 

@@ -15,12 +15,13 @@ from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import Parameter
+from planner.ir.plan import DTYPES
 from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
 from planner.trace.load import ModelSource
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 
-PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _cast(module: nn.Module, where: str, dtype: torch.dtype) -> dict[str, str]:
     whole = set(trained.values()) == {torch.float64}
     for fqn, has in others.items():
         if fqn in trained and (has not in (torch.float32, torch.float64) or whole):
-            asked, own = (PRECISIONS.get(kind) for kind in (dtype, has))
+            asked, own = (PRECISIONS.get(_name(kind)) for kind in (dtype, has))
             wrong = f"parameter {fqn} is {_name(has)}, and the job computes in {asked}"
             right = "leave its dtype to --precision (no .to(dtype), .half() or .double() in the constructor)"
             raise ModelError(where, wrong, f"--precision {own}, or {right}" if own else right)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import Node
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
 from planner.trace.einsums import in_pairs

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import Node
 from planner.ir.types import Ref
 from planner.trace.canonical import prune, with_arguments
 from planner.trace.flat import FlatGraph, place

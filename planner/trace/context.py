@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import TensorType
 from planner.trace.canonical import prune, substitute
 from planner.trace.flat import FlatGraph

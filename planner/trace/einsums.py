@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, Extent, Ref, TensorType
 
 ELLIPSIS = "..."

@@ -17,8 +17,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import BatchInput, Node
+from planner.ir.graph import BatchInput
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
 from planner.trace.batches import ADVICE
 from planner.trace.build import BuiltModel

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Block, Body, ModelGraph, Node
+from planner.ir.body import Body, Node
+from planner.ir.graph import Block, ModelGraph
 from planner.ir.types import BatchMultiple, Dtype, Ref
 from planner.trace.recipes import decode
 

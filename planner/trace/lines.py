@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from traceback import walk_tb
 
-from planner.ir.graph import Source
+from planner.ir.body import Source
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _OURS = str(Path(__file__).parent)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
 from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.canonical import substitute

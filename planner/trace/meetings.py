@@ -12,8 +12,8 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import Node
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.trace.along import along, contracted
 from planner.trace.export import BATCH

@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from planner.ir.graph import Node, Source
+from planner.ir.body import Node, Source
 
 WORDS: Mapping[str, str] = {
     "linear": "projected", "mm": "projected", "matmul": "product", "bmm": "product", "add": "total", "sub": "difference",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.types import Ref
 from planner.ops.layout import Layout, fresh
 from planner.ops.results import result_layouts

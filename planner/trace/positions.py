@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Ref
 from planner.trace.constants import Constants
 from planner.trace.flat import CONSTANT, FlatGraph

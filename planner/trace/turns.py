@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, Ref
 
 TURNS = frozenset({"mT", "matrix_H", "adjoint", "movedim", "moveaxis", "numpy_T", "swapaxes", "swapdims", "t"})

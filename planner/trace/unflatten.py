@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Extent, Ref, TensorType
 from planner.trace.canonical import prune, substitute
 from planner.trace.flat import FlatGraph

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 
+from planner.ir.body import Body
 from planner.ir.errors import InternalError
-from planner.ir.graph import Block, Body, ModelGraph
+from planner.ir.graph import Block, ModelGraph
 from planner.ir.types import Ref, TensorType
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph

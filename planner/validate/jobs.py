@@ -9,9 +9,8 @@ from pathlib import Path
 import planner
 from cost_models.schedules import legal
 from hardware_profiles import Chip, Cluster
-from planner.evaluate import DTYPES
 from planner.ir.costed import Recompute
-from planner.ir.plan import Batch, Mesh, Precision, Schedule
+from planner.ir.plan import DTYPES, Batch, Mesh, Precision, Schedule
 from planner.validate.engines import engine_of
 from planner.validate.machines import Unpredictable, chip_cautions, cluster_of
 from planner.validate.recipes import LATENT, completed, head_dim, recomputed_layers

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from hardware_profiles import Cluster, Engine
 from hardware_profiles import engine as engine_called
 from planner.costing import GraphWork, Pricing, measure_graph
-from planner.evaluate import DTYPES
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import ShardwrightError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import BlockDecision, Plan, StagePlan
+from planner.ir.plan import DTYPES, BlockDecision, Plan, StagePlan
 from planner.ir.repeat import repeat_blocks
 from planner.placement import Option, place_graph
 from planner.placement.space import DIVIDED_STATE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.ir.graph import Body, ModelGraph, Node
+from planner.ir.body import Body, Node
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import (
     PARTIAL,
     REPLICATE,

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from planner.ir.body import Body
 from planner.ir.costed import Recompute
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Precision, Schedule, ScheduleName, StagePlan
 from planner.trace import load_model, trace_model

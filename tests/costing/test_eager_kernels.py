@@ -11,7 +11,7 @@ from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine, engine, resolve_c
 from hardware_profiles.measure.document import BLOCK_OPERATIONS
 from planner.costing import Pricing, cost_block
 from planner.costing.operations import measure_operation
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.placement import OpStrategy
 from planner.placement.place import whole_placement
 from tests.costing.test_saved_bytes import traced

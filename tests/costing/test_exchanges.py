@@ -8,7 +8,8 @@ from hardware_profiles import resolve_cluster
 from planner.costing import cost_graph
 from planner.costing.exchanges import exchanges, expert_parameters
 from planner.costing.measured import measure_block
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.body import Body
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Mesh
 from planner.placement.place import whole_placement
 from planner.trace import load_model, trace_model

@@ -10,8 +10,9 @@ from planner.costing.engine_states import flat_state, gathered_one_by_one
 from planner.costing.kept import Keeping, loss_operands
 from planner.costing.local import localise
 from planner.costing.measured import measure_block
+from planner.ir.body import Body
 from planner.ir.costed import Recompute, StateCost
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Precision
 from planner.placement import place_graph
 from planner.placement.place import whole_placement

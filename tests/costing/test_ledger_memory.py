@@ -16,6 +16,7 @@ from planner.evaluate.heap import CATEGORIES
 from planner.evaluate.replay import peaks, replay
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
+from planner.ir.plan import DTYPES
 from planner.placement import place_graph
 from planner.placement.space import DIVIDED_STATE
 from planner.trace import load_model, trace_model
@@ -25,7 +26,6 @@ from tests.rehearse.server import Server
 from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, reductions_overlap, split_backward_holds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 CASES = [
     ("gpt", "bf16", Row()),

@@ -13,14 +13,13 @@ from hardware_profiles import resolve_cluster
 from planner.costing import Pricing
 from planner.evaluate import evaluate_plan
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan, StageMemory
+from planner.ir.plan import DTYPES, Plan, StageMemory
 from planner.placement import place_graph
 from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
 from tests.oracles.peak_memory import Peak, measure
 
 SIZES = {"layers": 6, "hidden": 128, "heads": 8, "vocab": 512}
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 EXACT = 0.02
 """By how much the prediction may exceed the measurement, as a part of it."""
 

@@ -12,10 +12,10 @@ from hardware_profiles import engine as engine_called
 from hardware_profiles import resolve_cluster
 from planner.costing import measure_graph
 from planner.evaluate.memory import replayed
-from planner.evaluate.step import DTYPES, evaluate_counted
+from planner.evaluate.step import evaluate_counted
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, shard
-from planner.ir.plan import Plan
+from planner.ir.plan import DTYPES, Plan
 from planner.trace import load_model, trace_model
 from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan, place_as_megatron

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from planner.costing.forward import Emitted
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.types import Argument, Ref, TensorType
 from planner.trace.interpret import execute
 

@@ -7,7 +7,7 @@ from hardware_profiles import resolve_cluster
 from planner.costing import Pricing, cost_block
 from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, BodyPlacement, NodePlacement, OpStrategy, shard
 from planner.ir.types import BatchMultiple, Ref, TensorType
 from planner.ops.work import work

@@ -14,7 +14,7 @@ from planner.costing.forward import Emitted
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.placement import BodyPlacement, NodePlacement, OpStrategy, Transfer, shard
 from planner.ir.types import Ref, TensorType
 from runtime.collectives import TensorAxis

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.ir.body import Body, Source
 from planner.ir.errors import PlanFileError
-from planner.ir.graph import Body, ModelGraph, Source
+from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint, from_json, to_json
 from planner.trace import load_model, trace_model
 

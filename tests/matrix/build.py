@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hardware_profiles import resolve_cluster
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.body import Body
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement, shard
 from planner.ir.plan import AxisOrder, Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.ir.serialize import fingerprint

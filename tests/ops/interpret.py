@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.ir.graph import Body, Node
+from planner.ir.body import Body, Node
 from planner.ir.types import BatchMultiple, Dtype, Ref, TensorType
 from runtime.rehearsal import Recorder
 from runtime.rehearsal_memory import StorageLog

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ops.attention import fused_attention
 from planner.ops.layout import Layout
 from runtime.rehearsal_kernels import accelerator_kernels

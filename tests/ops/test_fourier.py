@@ -6,7 +6,7 @@ import pytest
 
 from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.types import Ref, TensorType
 from tests.ops.interpret import peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import Arguments

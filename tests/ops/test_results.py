@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Argument, Ref, TensorType
 from planner.ops.layout import Layout
 from planner.ops.results import result_layouts

@@ -6,7 +6,7 @@ import pytest
 
 from planner.costing.activations import saved_bytes
 from planner.costing.local import localise
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.types import Argument, Ref, TensorType
 from tests.ops.interpret import saved_by_torch
 from tests.torch_versions import flash_attention_keeps

@@ -14,7 +14,7 @@ from planner.costing.forward import Emitted
 from planner.costing.local import localise
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival
-from planner.ir.graph import Body, BodyValue, Node, Source
+from planner.ir.body import Body, BodyValue, Node, Source
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from tests.ops.interpret import Passes, forward_peak, peaks_by_torch, saved_by_torch
 from tests.ops.test_saved import CASES, Arguments, Case, S, binary, unary

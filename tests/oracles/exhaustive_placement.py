@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, OpStrategy, Placement, conversion, shard
 from planner.placement import Pricing
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.localize import localize
 from planner.ir.placement import OpStrategy, Placement, split_sizes
 from planner.ir.types import BatchMultiple, Dtype, Ref

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.placement import Conversion, OpStrategy, Placement
 from planner.ir.types import Ref, TensorType
 

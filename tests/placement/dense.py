@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.ir.graph import BatchInput, Block, Body, BodyValue, ModelGraph, Node, Parameter
+from planner.ir.body import Body, BodyValue, Node
+from planner.ir.graph import BatchInput, Block, ModelGraph, Parameter
 from planner.ir.placement import (
     PARTIAL,
     REPLICATE,

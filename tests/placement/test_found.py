@@ -13,7 +13,8 @@ import pytest
 
 from hardware_profiles import resolve_cluster
 from planner.costing import Pricing
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.body import Body
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import SHARED, BodyPlacement, Placement, shard
 from planner.placement import Option, place_graph
 from planner.placement.complete import complete

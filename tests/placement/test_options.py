@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from planner.ir.body import Body
 from planner.ir.errors import InternalError, PlanFileError
-from planner.ir.graph import Body, ModelGraph
+from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, shard
 from planner.placement import Option, place_body, place_graph
 from planner.placement.complete import complete

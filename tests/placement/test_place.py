@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, OpStrategy, Placement, shard
 from planner.placement import place_body
 from planner.placement.verify import verify

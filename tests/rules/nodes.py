@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.placement import OpStrategy
 from planner.ir.types import Dtype, Ref, TensorType
 from planner.rules import strategies

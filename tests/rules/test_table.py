@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.localize import localize
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, OpStrategy, Placement, Transfer, shard
 from planner.ir.types import Argument, BatchMultiple, Extent, RankSize, Ref, TensorType

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.placement import PARTIAL, shard
 from planner.ir.types import BatchMultiple, Ref, TensorType
 from planner.rules import shard_variants, strategies

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hardware_profiles import Chip, Cluster, EfficiencyCurve, Level, Link
+from planner.ir.body import Body, BodyValue
 from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
-from planner.ir.graph import Block, Body, BodyValue, ModelGraph, Parameter
+from planner.ir.graph import Block, ModelGraph, Parameter
 from planner.ir.placement import REPLICATE, BodyPlacement
 from planner.ir.types import BatchMultiple, TensorType
 from planner.search.candidates import Candidate

@@ -53,7 +53,7 @@ def loss(outputs, batch):
 def test_which_blocks_are_not_gathered(model: str, whole: bool, parted: bool) -> None:
     """Cuts can take the block away whose values get a gradient."""
     graph = graph_of(model)
-    assert (bool(graph.ungathered_whole), bool(graph.ungathered)) == (whole, parted)
+    assert (bool(graph.gradients.ungathered_whole), bool(graph.gradients.ungathered_somewhere)) == (whole, parted)
 
 
 @pytest.mark.parametrize("read", [False, True])
@@ -61,7 +61,7 @@ def test_a_target_that_only_a_loss_detaches(read: bool, tmp_path: Path) -> None:
     """What detaches it decides: a block with parameters is handed zeros back for it."""
     (tmp_path / "bare.py").write_text(BARE)
     graph = trace_model(load_model(f"{tmp_path / 'bare.py'}:make", {"read": read}, None), sequence=8, dtype="float32")
-    assert graph.ungathered_whole == (frozenset() if read else {0, 1})
+    assert graph.gradients.ungathered_whole == (frozenset() if read else {0, 1})
 
 
 def test_no_plan_has_them_under_zero_3(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from planner.constraints_text import parse_constraints
 from planner.distinct import passed_over
 from planner.ir.errors import NoPlanFits, PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Precision
+from planner.ir.plan import DTYPES, Precision
 from planner.search import Request, SearchResult, search
 from planner.search.candidates import enumerate_candidates
-from tests.costing.test_measured_memory import DTYPES, graph_of
+from tests.costing.test_measured_memory import graph_of
 
 MODELS = ("gpt", "llama")
 CLUSTERS = ("local-cpu:1x4", "local-cpu:4x1", "dgx-h100:2x2", "dgx-a100-80gb:1x6")

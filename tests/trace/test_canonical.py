@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.graph import ModelGraph, Node
+from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
 
 NET = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Node
+from planner.ir.body import Node
 from planner.ir.types import Ref, TensorType
 from planner.trace.einsums import in_pairs
 from planner.trace.interpret import execute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.ir.graph import Body, BodyValue, Node
+from planner.ir.body import Body, BodyValue, Node
 from planner.ir.types import Argument, BatchMultiple, Extent, Ref, TensorType
 from planner.trace.packing import packed
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner.costing.local import localise
 from planner.costing.repeated import repeated_nodes
-from planner.ir.graph import Body
+from planner.ir.body import Body
 from planner.ir.regions import recompute_regions
 from planner.placement.place import whole_placement
 from planner.trace import load_model, trace_model

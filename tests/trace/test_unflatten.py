@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.ir.graph import ModelGraph, Node
+from planner.ir.body import Node
+from planner.ir.graph import ModelGraph
 from planner.ir.types import BatchMultiple
 from planner.trace import load_model
 from planner.trace.unflatten import flattened_dims

@@ -12,7 +12,8 @@ import pytest
 
 from hardware_profiles import cluster_to_yaml, engine
 from planner.cli import main
-from planner.evaluate import DTYPES, evaluate_plan
+from planner.evaluate import evaluate_plan
+from planner.ir.plan import DTYPES
 from planner.validate.predict import predict_row, predict_rows
 from planner.validate.prepare import prepare_row, prepare_rows, trace_shape
 from planner.validate.rows import read_rows
