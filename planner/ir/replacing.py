@@ -20,6 +20,15 @@ class _Change:
     old: Path
     was_there: bool | None = None
 
+    def set_aside(self) -> None:
+        """Keep at ``old`` what lies at the target. A file that is replaced stays there until the new one takes its place, where
+        the file system has a second name for it: nobody who reads meanwhile finds nothing."""
+        if self.new is not None and self.new.is_file() and self.target.is_file():
+            with suppress(OSError):
+                self.old.hardlink_to(self.target)
+                return
+        self.target.rename(self.old)
+
 
 class Replacement:
     """What :func:`replacing` writes. Links are followed, and a file keeps its permissions."""
@@ -69,17 +78,18 @@ class Replacement:
         for change in self._changes:
             change.was_there = os.path.lexists(change.target)
             if change.was_there:
-                change.target.rename(change.old)
+                change.set_aside()
             if change.new is not None:
-                change.new.rename(change.target)
+                change.new.replace(change.target)
 
     def undo(self) -> None:
         """Put back what lay there, wherever :meth:`place` was left; folders that were made for it go."""
         for change in reversed(self._changes):
             if change.was_there is False or os.path.lexists(change.old):
-                _remove(change.target)
+                if change.target.is_dir() or not change.old.is_file():
+                    _remove(change.target)
                 if change.was_there:
-                    change.old.rename(change.target)
+                    change.old.replace(change.target)
         self.clear()
         for folder in reversed(self._folders):
             with suppress(OSError):

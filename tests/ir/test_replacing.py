@@ -55,7 +55,7 @@ def test_all_take_their_places_and_nothing_else_is_touched(program: Path, source
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize(
-    ("call", "times"), [("pathlib.Path.write_text", 2), ("shutil.copyfile", 1), ("pathlib.Path.rename", 6)]
+    ("call", "times"), [("pathlib.Path.write_text", 2), ("shutil.copyfile", 1), ("pathlib.Path.rename", 2), ("pathlib.Path.replace", 3)]
 )
 def test_wherever_it_is_left_all_is_as_it_was(
     program: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: str, times: int, error: BaseException
@@ -91,3 +91,44 @@ def test_links_are_followed_and_permissions_kept(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), replacing() as files:
         files.write(circle, "new")
     assert sorted(os.listdir(tmp_path)) == ["circle.yaml", "disk", "plan.yaml"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Where the file system can give it a second name; all is replaced where it cannot."""
+    file, moved, there = tmp_path / "plan.yaml", Path.replace, list[bool]()
+    file.write_text("earlier")
+
+    def watched(path: Path, target: Path) -> Path:
+        there.append(file.exists())
+        return moved(path, target)
+
+    def refused(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "replace", watched)
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    with replacing() as files:
+        files.write(file, "new")
+    assert there == [links] and tree(tmp_path) == {"plan.yaml": b"new"}
+
+
+def test_a_folder_can_take_the_place_of_a_file(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program").write_text("earlier")
+    before, moved = tree(tmp_path), Path.replace
+
+    def fails(path: Path, target: Path) -> Path:
+        if target.name == "plan.yaml":
+            raise OSError(28, "No space left on device")
+        return moved(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", fails)
+        with pytest.raises(OSError, match="No space"), replacing() as files:
+            files.copy(tmp_path / "program", source)
+            files.write(tmp_path / "plan.yaml", "new")
+    assert tree(tmp_path) == before
+    with replacing() as files:
+        files.copy(tmp_path / "program", source)
+    assert (tmp_path / "program" / "loop.py").read_text() == "new loop"
