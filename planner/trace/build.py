@@ -20,6 +20,7 @@ from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
 from planner.trace.load import ModelSource
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
+from planner.trace.seeds import seeded
 
 PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}
 
@@ -50,17 +51,16 @@ class BuiltModel:
 
 
 def build(source: ModelSource, dtype: str) -> BuiltModel:
-    """Construct the model in ``dtype``. A trillion parameters take no memory. The global generator is left as it was.
+    """Construct the model in ``dtype``. A trillion parameters take no memory. The global generators are left as they were.
 
     Parameters are of ``dtype`` whatever the model makes them, as in the program, which computes with all of them in one.
     Raises ModelError where the model says that it wants another.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     recorder = Recorder(fake)
-    with torch.random.fork_rng(devices=[]), default_dtype(getattr(torch, dtype)), recording(recorder):
-        torch.manual_seed(0)
-        with contextlib.redirect_stdout(sys.stderr):  # what a constructor prints is no output of ours
-            module = source.build()
+    said = contextlib.redirect_stdout(sys.stderr)  # what a constructor prints is no output of ours
+    with seeded(), default_dtype(getattr(torch, dtype)), recording(recorder), said:
+        module = source.build()
     refuse_hooks(module, source.where)
     cast = _cast(module, source.where, getattr(torch, dtype))
     canonical = _canonical(module)

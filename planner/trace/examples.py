@@ -1,4 +1,5 @@
-"""What example inputs show: how large whole numbers are, where the model's code does not say it, and what floats are like."""
+"""Example inputs, and what they show: how large whole numbers are, where the model's code does not say it, and what floats are
+like."""
 
 from __future__ import annotations
 
@@ -6,36 +7,92 @@ import contextlib
 import io
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.ir.errors import ModelError
+from planner.trace.lines import first_line, users_line
 from planner.trace.load import ModelSource
 from planner.trace.recipes import default_dtype
+from planner.trace.seeds import seeded
 
+FEW = (2, 3)
+"""Numbers of samples that example inputs are drawn for: nothing but the first dim may tell them apart."""
 SAMPLES, MOST = 64, 1 << 24
-"""How many samples are looked at, and of how many elements at most."""
+"""Of how many samples values are looked at, and of how many elements at most."""
 NORMAL: tuple[str | float, ...] = ("normal",)
 
 
-def examples(source: ModelSource, dtype: str, sequence: int | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Real values of a few samples, drawn with seed 0, as ``example_inputs`` gives them; nothing where it gives none.
+def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dict[str, Tensor]:
+    """Inputs of a few samples, without values: like what ``example_inputs`` gives, or as a language model takes them.
 
-    ``batch``: its inputs as they are traced, which hold no values.
+    It is called for few samples because it may loop over them, or read them from a file. Raises ModelError where it fails,
+    or where something else than the first dim depends on their number.
     """
-    elements = sum(math.prod(tensor.shape[1:]) for tensor in batch.values())
+    if source.example_inputs is None:
+        if sequence is None:
+            raise ModelError("--seq", "is not given", "a language model needs the number of tokens of a sample")
+        return {name: torch.empty(FEW[0], sequence, dtype=torch.int64, device="meta") for name in ("input_ids", "labels")}
+    first, second = (_called(source, dtype, sequence, samples) for samples in FEW)
+    told = f"with a batch of {FEW[0]}", f"of {FEW[1]}"
+    if list(first) != list(second):
+        raise ModelError(source.where, f"example_inputs: gives {', '.join(first)} {told[0]}, {', '.join(second)} {told[1]}",
+                         "the names must be the same for every batch")
+    for name, tensor in first.items():
+        other = second[name]
+        if tensor.shape[1:] != other.shape[1:] or tensor.dtype != other.dtype:
+            has = [f"{_shape(given)} in {str(given.dtype).removeprefix('torch.')}" for given in (tensor, other)]
+            raise ModelError(source.where, f"example_inputs: {name} has shape {has[0]} {told[0]}, {has[1]} {told[1]}",
+                             "only the first dim may depend on the batch")
+    return first
+
+
+def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> dict[str, Tensor]:
+    try:
+        try:  # a sample may have a billion tokens
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                given = _drawn(source, dtype, sequence, samples)
+        except Exception:  # noqa: BLE001 - user code, which may look at values
+            given = _drawn(source, dtype, sequence, samples)
+    except Exception as error:  # user code
+        right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
+        raise ModelError(users_line(error) or source.where,
+                         f"example_inputs failed: {type(error).__name__}: {first_line(error)}", right) from error
+    if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
+        raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
+    for name, tensor in given.items():
+        if not tensor.dim() or tensor.shape[0] != samples or not str(name).isidentifier():
+            raise ModelError(source.where, f"example_inputs: {name} has shape {_shape(tensor)} with a batch of {samples}",
+                             "the first dim must be the batch, the key an identifier")
+    return {str(name): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in given.items()}
+
+
+def _drawn(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> Any:
+    unheard = io.StringIO()
+    quiet = contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard)
+    with quiet[0], quiet[1], seeded(), default_dtype(getattr(torch, dtype)):
+        return source.example_inputs(samples, sequence) if source.example_inputs is not None else {}
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def examples(source: ModelSource, dtype: str, sequence: int | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """More of the same, as far as they are not too large: whose values are looked at. ``inputs``: a few of them. Nothing where
+    the file gives none."""
+    elements = sum(math.prod(tensor.shape[1:]) for tensor in inputs.values())
     samples = min(SAMPLES, MOST // max(elements, 1))
     if source.example_inputs is None or samples < 1:
         return {}
-    unheard = io.StringIO()
-    with contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        try:
-            with default_dtype(getattr(torch, dtype)):
-                given = source.example_inputs(samples, sequence)
-            return {name: given[name].detach().cpu() for name in batch if given[name].numel()}
-        except Exception:  # noqa: BLE001 - the user's code; without an example there is none
-            return {}
+    try:
+        given = _drawn(source, dtype, sequence, samples)
+        return {name: given[name].detach().cpu() for name in inputs if given[name].numel()}
+    except Exception:  # noqa: BLE001 - the user's code; without an example there is none
+        return {}
 
 
 def shown(given: Mapping[str, Tensor]) -> dict[str, int]:

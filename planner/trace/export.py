@@ -33,12 +33,11 @@ from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, traces_of_changes
-from planner.trace.examples import NORMAL, examples, likenesses, shown
+from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.load import ModelSource
 from planner.trace.loops import RefuseSampleLoops
-from planner.trace.recipes import default_dtype
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 
 BATCH = 1_000_003
@@ -110,17 +109,18 @@ def export(source: ModelSource, built: BuiltModel, sequence: int | None, *, repe
 
 
 def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _Way) -> Exported:
-    with built.fake:
-        batch = _example_batch(source, built, sequence)
-    real = examples(source, built.dtype, sequence, batch)
+    inputs = example_inputs(source, built.dtype, sequence)
+    real = examples(source, built.dtype, sequence, inputs)
     largest, like = shown(real), likenesses(real)
+    with built.fake:
+        batch = _filled(inputs, BATCH)
     given = tuple(_batch_input(name, tensor, largest.get(name, 0), like.get(name, NORMAL)) for name, tensor in batch.items())
     step = _step(source, built, batch)
     program, repeats, changes = _program(source, built, step, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
         source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
-    _refuse_batch_numbers(source, built, sequence, step.record.calls, frozenset(repeats.drawn))
+    _refuse_batch_numbers(source, built, inputs, step.record.calls, frozenset(repeats.drawn))
     return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes, changes)
 
 
@@ -165,16 +165,16 @@ def _program(
 
 
 def _refuse_batch_numbers(
-    source: ModelSource, built: BuiltModel, sequence: int | None, calls: Sequence[Called], drawn: frozenset[str]
+    source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor], calls: Sequence[Called], drawn: frozenset[str]
 ) -> None:
-    """Raise ModelError where the step computes something from the number of samples. ``calls``: of the export, in which the
-    modules ``drawn`` did not run."""
+    """Raise ModelError where the step computes something from the number of samples. ``inputs``: some samples; ``calls``: of
+    the export, in which the modules ``drawn`` did not run."""
     samples = few([extent for parameter in built.parameters for extent in parameter.type.shape if isinstance(extent, int)])
     scale = Scale(BATCH, samples)
-    if difference(calls, _calls_of(source, built, sequence, samples, drawn), scale) is None:
+    if difference(calls, _calls_of(source, built, inputs, samples, drawn), scale) is None:
         return
     first, second = (  # models as new, both without an export: what differed may be what the first pass left behind
-        _calls_of(anew, build(anew, built.dtype), sequence, number, frozenset())
+        _calls_of(anew, build(anew, built.dtype), inputs, number, frozenset())
         for anew, number in ((source.anew(), BATCH), (source.anew(), samples))
     )
     error = difference(first, second, scale)
@@ -183,11 +183,11 @@ def _refuse_batch_numbers(
 
 
 def _calls_of(
-    source: ModelSource, built: BuiltModel, sequence: int | None, samples: int, drawn: frozenset[str]
+    source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor], samples: int, drawn: frozenset[str]
 ) -> Sequence[Called]:
     """What the step calls for a number of samples, up to where it fails."""
     with built.fake:
-        batch = _example_batch(source, built, sequence, samples)
+        batch = _filled(inputs, samples)
     step = _step(source, built, batch)
     repeats = repeats_as_one(built.module, "model", hide=False, only=drawn)
     # What the model compiles itself would run its kernels on tensors that hold nothing.
@@ -251,26 +251,9 @@ def _check_sizes(source: ModelSource, built: BuiltModel, sequence: int | None) -
         raise ModelError("--seq", f"{sequence} is no sequence length", "give a positive number of tokens")
 
 
-def _example_batch(source: ModelSource, built: BuiltModel, sequence: int | None, samples: int = BATCH) -> dict[str, Tensor]:
-    if source.example_inputs is not None:
-        try:
-            with default_dtype(getattr(torch, built.dtype)):
-                given = source.example_inputs(samples, sequence)
-        except Exception as error:  # user code
-            right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
-            raise ModelError(users_line(error) or source.where,
-                             f"example_inputs failed: {type(error).__name__}: {first_line(error)}", right) from error
-        if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
-            raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
-        for name, tensor in given.items():
-            if not tensor.dim() or tensor.shape[0] != samples or not str(name).isidentifier():
-                raise ModelError(source.where, f"example_inputs: {name} has shape {tuple(tensor.shape)}",
-                                 "the first dim must be the batch, the key an identifier")
-        return {str(name): tensor for name, tensor in given.items()}
-    if sequence is None:
-        raise ModelError("--seq", "is not given", "a language model needs the number of tokens of a sample")
-    ids = torch.zeros(samples, sequence, dtype=torch.int64)
-    return {"input_ids": ids, "labels": torch.zeros(samples, sequence, dtype=torch.int64)}
+def _filled(given: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Inputs like those, of so many samples."""
+    return {name: torch.zeros(samples, *tensor.shape[1:], dtype=tensor.dtype) for name, tensor in given.items()}
 
 
 def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, str | None]:

@@ -190,7 +190,7 @@ def _load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int 
     if not file.is_file():
         raise ModelError(str(file), "no such file", "hf:PATH is a config.json or the directory that holds one")
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelError(str(file), f"cannot be read ({error.strerror})") from error
     except ValueError as error:  # malformed JSON, or no text

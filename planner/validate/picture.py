@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from planner.ir.errors import JobError
+from planner.ir.replacing import replacing
 from planner.validate.predict import RowPrediction
 
 SIZE, LEFT, TOP, BOTTOM, LEGEND = 640, 70, 44, 56, 190
@@ -42,7 +43,8 @@ class _Scale:
 def write_picture(path: Path, predictions: Sequence[RowPrediction]) -> None:
     """Write the picture. Raises JobError where the file cannot be written."""
     try:
-        path.write_text(draw(predictions), encoding="utf-8")
+        with replacing() as files:
+            files.write(path, draw(predictions))
     except OSError as error:
         raise JobError(f"--picture {path}", f"cannot be written ({error.strerror})", "give a path that is writable") from error
 

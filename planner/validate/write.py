@@ -11,6 +11,7 @@ import yaml
 
 import hardware_profiles
 from hardware_profiles.units import to_si
+from planner.ir.replacing import replacing
 from planner.validate.fit import Fit
 from planner.validate.parameters import (
     BACKWARD_ATTENTION,
@@ -34,8 +35,8 @@ _QUANTITY = re.compile(r"^(\s*)([\w.+-]+): (\{value: .*\})\s*$")
 
 def write_fit(fit: Fit, folder: Path = FOLDER, *, alone: bool = False) -> tuple[Path, ...]:
     """Rewrite the files that hold the fit's parameters; returns those that changed. ``alone``: only what the runs say
-    something of, of the chips that they were on; else others of their class get the same numbers."""
-    changed: list[Path] = []
+    something of, of the chips that they were on; else others of their class get the same numbers. Raises OSError."""
+    changed: dict[Path, str] = {}
     for path in sorted((*folder.glob("chips/*.yaml"), *folder.glob("profiles/*.yaml"), *folder.glob("engines/*.yaml"))):
         before = path.read_text(encoding="utf-8")
         after = before
@@ -54,8 +55,10 @@ def write_fit(fit: Fit, folder: Path = FOLDER, *, alone: bool = False) -> tuple[
             for place, number in _places(item, value * (clock if slowed else 1.0), path, content):
                 after = replaced(after, place, number, source)
         if after != before:
-            path.write_text(after, encoding="utf-8")
-            changed.append(path)
+            changed[path] = after
+    with replacing() as files:
+        for path, after in changed.items():
+            files.write(path, after)
     return tuple(changed)
 
 

@@ -55,7 +55,8 @@ def test_all_take_their_places_and_nothing_else_is_touched(program: Path, source
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize(
-    ("call", "times"), [("pathlib.Path.write_text", 2), ("shutil.copyfile", 1), ("pathlib.Path.rename", 2), ("pathlib.Path.replace", 3)]
+    ("call", "times"),
+    [("pathlib.Path.write_text", 2), ("shutil.copyfile", 1), ("pathlib.Path.rename", 2), ("pathlib.Path.replace", 3)],
 )
 def test_wherever_it_is_left_all_is_as_it_was(
     program: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: str, times: int, error: BaseException

@@ -68,6 +68,33 @@ def test_a_float_mask_weighs_nothing_negative(tmp_path: Path) -> None:
     assert batch["price"].min() >= 0 and batch["price"].max() > 1
 
 
+DATA = """
+import torch
+from torch import nn
+
+DATA = torch.tensor([[index * 8 % 30 + position for position in range(8)] for index in range(10)])
+CALLS = []
+
+def make():
+    return nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+
+def example_inputs(batch, seq):
+    CALLS.append(batch)
+    rows = torch.stack([DATA[index, :seq] for index in range(min(batch, len(DATA)))])
+    return {"input_ids": rows, "labels": torch.tensor(rows.tolist())}
+"""
+
+
+def test_inputs_are_asked_for_in_small_numbers(tmp_path: Path) -> None:
+    """A file may hold few samples, make them one by one or by a library that allocates them; not a million."""
+    path = tmp_path / "data.py"
+    path.write_text(DATA)
+    source = load_model(f"{path}:make", {}, None)
+    traced = trace_model(source, sequence=8, dtype="float32")
+    assert [(given.name, given.type.sizes(5)) for given in traced.batch_inputs] == [("input_ids", (5, 8)), ("labels", (5, 8))]
+    assert source.example_inputs is not None and max(source.example_inputs.__globals__["CALLS"]) <= 64
+
+
 def test_an_example_that_has_no_real_values_says_nothing() -> None:
     def broken(batch: int, seq: int | None) -> dict[str, torch.Tensor]:
         raise OSError(batch, seq)

@@ -73,3 +73,11 @@ def test_architecture_decides(config_file: Callable[..., str]) -> None:
     spec = config_file(model_type="bert", architectures=["BertForMaskedLM"], num_hidden_layers=1, hidden_size=32,
                        num_attention_heads=4, intermediate_size=64, vocab_size=48)
     assert type(load_model(spec, {}, None).build()).__name__ == "BertForMaskedLM"
+
+
+def test_a_config_with_a_byte_order_mark(config_file: Callable[..., str]) -> None:
+    """Notepad writes one."""
+    spec = config_file(model_type="gpt2", n_layer=1)
+    file = Path(spec.removeprefix("hf:")) / "config.json"
+    file.write_bytes(file.read_bytes().decode().encode("utf-8-sig"))
+    assert load_model(spec, {}, 8).name == "tiny"

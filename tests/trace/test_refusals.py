@@ -153,7 +153,10 @@ def make():
 @pytest.mark.parametrize(("line", "said"), [
     ("{'input': torch.zeros(batch, seq // 2)}", ":5: example_inputs failed: TypeError: unsupported operand"),
     ("[torch.zeros(batch, 4)]", ":make: example_inputs(batch, seq) returned no dict of tensors"),
-    ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 1000003); the first dim must be"),
+    ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 2) with a batch of 2; the first dim must"),
+    ("{'input': torch.zeros(batch, batch)}", ":make: example_inputs: input has shape (2, 2) in float32 with a batch of 2, "
+     "(3, 3) in float32 of 3; only the first dim may depend on the batch"),
+    ("{f'input{batch}': torch.zeros(batch)}", ":make: example_inputs: gives input2 with a batch of 2, input3 of 3; the names"),
     ("{'input': torch.zeros(batch, 4)}", ":make: the model's output"),
 ])
 def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str, said: str) -> None:
