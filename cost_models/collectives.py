@@ -18,15 +18,18 @@ over gloo a reduce-scatter is an all-reduce (ProcessGroupGloo.cpp of torch, redu
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, log2, prod
+from math import ceil, gcd, lcm, log2, prod
 from typing import Literal
 
-from hardware_profiles import Cluster, Link
+import numpy as np
+
+from hardware_profiles import Cluster, Level, Link
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+LONG = 2.0**30
+"""Bytes of a message by which groups of one axis are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +61,59 @@ class Span:
 
 
 def span_of(cluster: Cluster, size: int, stride: int) -> Span:
-    """The span of ranks 0, stride, 2 stride, ... (``size`` of them). Ranks are numbered innermost level first. A group
-    that does not fit raises ValueError."""
+    """The span of the slowest of an axis' groups, which the others wait for: ``size`` ranks each, ``stride`` apart. Ranks are
+    numbered innermost level first. A group that does not fit raises ValueError.
+
+    Where groups fill whole domains, or domains whole groups, all lie alike. Of groups of 6 in nodes of 8 one is inside a node
+    and the next is not.
+    """
     if size < 1 or stride < 1 or (size - 1) * stride >= cluster.devices:
         raise ValueError(f"{size} ranks at stride {stride} do not fit in {cluster.devices} devices")
+    return _slowest(cluster.levels, size, stride)
+
+
+@lru_cache(maxsize=65536)
+def _slowest(levels: tuple[Level, ...], size: int, stride: int) -> Span:
+    block, inner = size * stride, [level.size for level in levels[:-1]]
+    if size == 1 or all(_divides(domain, block) and _divides(domain, stride) for domain in inner):
+        return _span_alike(levels, size, stride)
+    period = lcm(*inner)
+    turns = range(0, period // gcd(block, period) * block, block)
+    firsts = (turn + offset for turn in turns for offset in range(min(stride, period)))
+    starts = {first % period for first in firsts if first + block - stride < levels[-1].size}
+    spans = [_span_at(levels, size, stride, start) for start in sorted(starts)]
+    return max(spans, key=lambda span: _ring_s(span, LONG, laps=1))
+
+
+def _divides(one: int, other: int) -> bool:
+    return one % other == 0 or other % one == 0
+
+
+def _span_alike(levels: tuple[Level, ...], size: int, stride: int) -> Span:
+    """The span of every group, where all lie alike."""
     reaches: list[Reach] = []
-    inside, below = 1, 1
-    for level in cluster.levels:
+    inside = 1
+    for level in levels:
         here = min(size, ceil(level.size / stride))
         if here > inside:
-            fewest = inside if size % inside == 0 and below % stride == 0 else _fewest(size, stride, below)
-            reaches.append(Reach(ceil(here / inside), level.link, fewest))
+            reaches.append(Reach(here // inside, level.link, inside))
             inside = here
-        below = level.size
     return Span(size, tuple(reaches))
 
 
-@lru_cache(maxsize=4096)
-def _fewest(size: int, stride: int, domain: int) -> int:
-    """Fewest ranks of a group in any domain of ``domain`` ranks that holds one of it."""
-    if domain % stride == 0:
-        each = domain // stride
-        return size % each or min(each, size)
-    return min(Counter(index * stride // domain for index in range(size)).values())
+def _span_at(levels: tuple[Level, ...], size: int, stride: int, start: int) -> Span:
+    """The span of ranks ``start``, ``start + stride``, ..."""
+    reaches: list[Reach] = []
+    ranks = start + stride * np.arange(size)
+    below = ranks
+    for level in levels:
+        domains = ranks // level.size
+        first = np.flatnonzero(np.diff(below, prepend=-1) | np.diff(domains, prepend=-1))
+        members = int(np.bincount(domains[first] - domains[0]).max())
+        if members > 1:
+            reaches.append(Reach(members, level.link, int(np.diff(first, append=size).min())))
+        below = domains
+    return Span(size, tuple(reaches))
 
 
 def collective_s(kind: CollectiveKind, span: Span, size_bytes: float) -> float:

@@ -207,7 +207,7 @@ def zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple
     parts = _like(admitted, cluster, mesh)
     if mesh.pipeline == 1 or asked or not any(constraints.admits("zero", zero) for zero in ONCE):
         return parts, ()
-    inside = next((part for part in parts if part[0] <= _inside(cluster, mesh)), parts[0])
+    inside = next((part for part in parts if not _crosses(part[0], cluster, mesh)), parts[0])
     kept = tuple(dict.fromkeys((parts[0], inside)))
     return kept, tuple(group for part in parts if part not in kept for group in part if group > 1)
 
@@ -217,17 +217,18 @@ def _like(groups: tuple[int, ...], cluster: Cluster, mesh: Mesh) -> tuple[tuple[
     one in a group of what is sharded)."""
     found = list[list[int]]()
     for group in groups:
-        first, inside = found[-1][0] if found else 0, _inside(cluster, mesh)
-        if first and (group > inside) == (first > inside) and 1 - 1 / group >= ALIKE * (1 - 1 / first):
+        first = found[-1][0] if found else 0
+        alike = first and _crosses(group, cluster, mesh) == _crosses(first, cluster, mesh)
+        if alike and 1 - 1 / group >= ALIKE * (1 - 1 / first):
             found[-1].append(group)
         else:
             found.append([group])
     return tuple(map(tuple, found))
 
 
-def _inside(cluster: Cluster, mesh: Mesh) -> int:
-    """Data ranks of one node."""
-    return max(1, cluster.devices_per_node // mesh.data_stride)
+def _crosses(group: int, cluster: Cluster, mesh: Mesh) -> bool:
+    """Whether some ZeRO group of so many data ranks lies in several nodes."""
+    return group > 1 and cluster.devices_per_node % (group * mesh.data_stride) != 0
 
 
 def _apart(every: Candidate, cluster: Cluster, constraints: Constraints, graph: ModelGraph) -> Iterator[Candidate]:

@@ -74,14 +74,21 @@ def forget_profiles() -> None:
 @lru_cache(maxsize=1024)
 def _cluster(profile: str, devices: int, domain: int | None, network: float | None) -> Cluster:
     node = resolve_cluster(f"{profile}:1").devices_per_node
-    cluster = resolve_cluster(f"{profile}:1x{devices}" if devices <= node else f"{profile}:{-(-devices // node)}")
+    cluster = resolve_cluster(f"{profile}:{-(-devices // node)}x{_share(devices, node)}")
     levels = list(cluster.levels)
-    if domain is not None and len(levels) > 1 and domain != levels[0].size and not levels[0].link.torus:
-        levels[0] = replace(levels[0], size=min(domain, cluster.devices))
+    if domain is not None and len(levels) > 1 and not levels[0].link.torus:
+        levels[0] = replace(levels[0], size=_share(devices, domain))
         levels = [level for at, level in enumerate(levels) if at == 0 or level.size > levels[0].size]
     if network is not None and len(levels) > 1:
         levels[1:] = [level if level.link.torus else _at_speed(level, network) for level in levels[1:]]
     return replace(cluster, levels=tuple(levels))
+
+
+def _share(devices: int, domain: int) -> int:
+    """Devices that a job has of each domain. Of parts of domains it has as much of each, where it can: schedulers place jobs so
+    that groups of ranks stay inside (of racks of 72, 64 each: Slurm's topology/block plugin, ``--segment``)."""
+    domains = -(-devices // domain)
+    return devices // domains if devices % domains == 0 else domain
 
 
 def _at_speed(level: Level, bandwidth: float) -> Level:

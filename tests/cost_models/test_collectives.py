@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.collectives import CollectiveKind, collective_s, point_to_point_s, span_of
+from cost_models.collectives import CollectiveKind, Reach, collective_s, point_to_point_s, span_of
 from hardware_profiles import Chip, Cluster, Level, Link, resolve_cluster
 
 FAST = Link("fast", bandwidth_bytes_s=100.0, latency_s=0.0, efficiency=1.0, half_bytes=0.0, peer_bytes_s=100.0)
@@ -35,13 +36,59 @@ KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter
         (8, 2, [(2, "fast"), (4, "slow")]),
         (2, 8, [(2, "slow")]),
         (6, 1, [(4, "fast"), (2, "slow")]),
-        (4, 3, [(2, "fast"), (2, "slow")]),
+        (4, 3, [(2, "fast"), (3, "slow")]),
     ],
 )
 def test_a_span_counts_members_level_by_level(size: int, stride: int, members: list[tuple[int, str]]) -> None:
     span = span_of(TOY, size, stride)
     assert [(reach.members, reach.link.name) for reach in span.reaches] == members
-    assert span.even == ((size, stride) != (6, 1))
+    assert span.even == ((size, stride) not in ((6, 1), (4, 3)))
+
+
+def lain(cluster: Cluster, ranks: range) -> tuple[Reach, ...]:
+    """How a group lies over every level that it crosses, counted rank by rank."""
+    found, below = list[Reach](), 1
+    for level in cluster.levels:
+        domains: dict[int, set[int]] = {}
+        for rank in ranks:
+            domains.setdefault(rank // level.size, set()).add(rank // below)
+        if (most := max(map(len, domains.values()))) > 1:
+            found.append(Reach(most, level.link, min(Counter(rank // below for rank in ranks).values())))
+        below = level.size
+    return tuple(found)
+
+
+def slowest(reaches: tuple[Reach, ...]) -> float:
+    """Bytes/s of a ring through them."""
+    return min(reach.fewest * reach.link.rate(reach.members) for reach in reaches)
+
+
+@pytest.mark.parametrize("sizes", [(8, 24), (8, 56), (4, 12, 48), (6, 36), (72, 144), (8, 32, 96)])
+def test_an_axis_waits_for_its_slowest_group(sizes: tuple[int, ...]) -> None:
+    """Of every group of every axis that a mesh can have: the span is that of one which no other has a slower ring than."""
+    links = (FAST, SLOW, replace(SLOW, bandwidth_bytes_s=1.0, peer_bytes_s=1.0))
+    levels = tuple(Level(link.name, size, link) for size, link in zip(sizes, links, strict=False))
+    cluster = replace(TOY, levels=levels, nodes=sizes[-1] // sizes[0], devices_per_node=sizes[0])
+    whole = range(1, cluster.devices + 1)
+    for size, stride in ((a, b) for a in whole for b in whole if a > 1 and cluster.devices % (a * b) == 0):
+        starts = (start for start in range(cluster.devices) if start // stride % size == 0)
+        groups = {lain(cluster, range(start, start + size * stride, stride)) for start in starts}
+        found = span_of(cluster, size, stride).reaches
+        assert found in groups and slowest(found) == min(map(slowest, groups)), (size, stride)
+
+
+def test_ranks_that_fill_no_axis_have_a_span() -> None:
+    """A tied parameter's stages are anywhere on the pipeline's axis."""
+    for size, stride in ((a, b) for a in range(2, 25) for b in range(1, 24) if (a - 1) * b < 24):
+        assert span_of(resolve_cluster("dgx-h100:3"), size, stride).reaches, (size, stride)
+
+
+def test_six_ranks_in_nodes_of_eight_cross_them() -> None:
+    """The first six do not."""
+    cluster = resolve_cluster("dgx-h100:3")
+    crossing = collective_s("all_reduce", span_of(cluster, 6, 1), 1e8)
+    assert crossing > 3 * collective_s("all_reduce", span_of(cluster, 4, 1), 1e8)
+    assert collective_s("all_reduce", span_of(resolve_cluster("dgx-h100:1x6"), 6, 1), 1e8) < crossing / 3
 
 
 @pytest.mark.parametrize(("size", "stride"), [(17, 1), (5, 4), (0, 1), (2, 0), (2, 16)])

@@ -57,6 +57,16 @@ def test_groups_under_a_pipeline() -> None:
     assert groups_of("blocks.1: zero=3", each=16, pipeline=2) == every, "where one does"
 
 
+@pytest.mark.parametrize(("pipeline", "expected"), [
+    (1, (((24, 12), (8,), (6,), (4,), (3,), (2,), (1,)), ())), (2, (((12, 6), (4,)), (3, 2))),
+])
+def test_groups_that_do_not_fill_nodes_cross_them(pipeline: int, expected: object) -> None:
+    """On three nodes of eight every second group of six lies in two."""
+    pins = parse_constraints([f"pipeline={pipeline}", "tensor=1", "virtual=1", "axis_order=pipeline-data-tensor"])
+    found = enumerate_candidates(make_graph("eaah"), resolve_cluster("dgx-h100:3"), Request(24, 4, "fp32", pins))
+    assert {(c.zero_groups, c.once_groups) for c in found} == {expected}
+
+
 def test_constraints_on_groups() -> None:
     """Those that they admit, with all stages."""
     for pipeline in (1, 2):
