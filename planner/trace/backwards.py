@@ -32,8 +32,15 @@ SAMPLES, MANY = 2, 1 << 18
 """Samples that a function is tried on, and elements of a tensor at most, as far as possible."""
 CAPS = (1 << 18, 4096, 512, 64, 16, 4)
 """Extents at most: the first by which no tensor has too many elements."""
-SCALES = (1e-3, 1.0, 1e3)
-"""Of the values, and of the gradients that come in, that a function is tried on."""
+SCALES = (1e-3, 0.03, 0.3, 1.0, 1e3)
+"""Of the values that a function is tried on: some take those below one alone, and hardly depend on the least of them."""
+NOT_ZERO = 1e-2
+"""How far values are from zero, of their scale: derivatives end there, and what is said must not be a matter of how many are
+drawn."""
+SIZES = (1e-3, 1.0, 1e3)
+"""Of the gradients that come in."""
+QUIET = 1e-2
+"""Of the tolerance and of what comes in: gradients that are less may be made by rounding, and tell nothing."""
 
 
 def refuse_hooks(model: nn.Module, where: str) -> None:
@@ -77,11 +84,10 @@ class Backwards:
         self.uses.setdefault(key, use)
 
     def refuse_others(self) -> None:
-        """Raise ModelError for a backward pass that is not the derivative of its forward pass."""
+        """Raise ModelError for a backward pass that is not known to be the derivative of its forward pass."""
         for use in self.uses.values():
-            if not _derives(use, self.batch):
-                wrong = f"{use.function.__name__}.backward is not the derivative of its forward"
-                raise ModelError(use.line, wrong, ADVICE)
+            if wrong := _wrong(use, self.batch):
+                raise ModelError(use.line, f"{use.function.__name__}.backward {wrong}", ADVICE)
 
 
 @contextlib.contextmanager
@@ -119,46 +125,47 @@ def watch_backwards(model: nn.Module, where: str, batch: int) -> Iterator[Backwa
 
 @dataclass(frozen=True)
 class _Trial:
-    """How a function is tried: on floating values of a dtype and size, on whole numbers 0 and 1 or (``counted``) 0, 1, 2 ..."""
+    """How a function is tried: on floating values of a dtype and scales, for gradients of ``sizes``, on whole numbers 0 and 1
+    or (``counted``) 0, 1, 2 ..."""
 
     dtype: torch.dtype
-    scales: Sequence[float]
     tolerance: float
+    scales: Sequence[float] = SCALES
+    sizes: Sequence[float] = SIZES
     counted: bool = False
 
 
 TRIALS = (
-    _Trial(torch.float64, SCALES, 1e-5), _Trial(torch.float64, SCALES, 1e-5, counted=True), _Trial(torch.float32, (1.0,), 1e-2)
+    _Trial(torch.float64, 1e-5), _Trial(torch.float64, 1e-5, counted=True), _Trial(torch.float32, 1e-2, (1.0,), (1.0,))
 )
 """Some functions take other values than the first, or their own dtype alone."""
 
 
-def _derives(use: _Use, batch: int) -> bool:
-    """Whether autograd derives the same gradients from a function's forward pass, as far as a few values tell. Raises
-    ModelError where it runs on none of them."""
-    failure, others = None, False
+def _wrong(use: _Use, batch: int) -> str | None:
+    """What is wrong with a function's backward pass, as far as a few values tell."""
+    failure, wrong = "", ""
     for trial in TRIALS:
-        if others and not trial.counted:
-            return False
-        generator = torch.Generator().manual_seed(0)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), default_dtype(trial.dtype):
-            try:
-                found = [_alike(use, trial, scale, generator, batch) for scale in trial.scales]
-            except Exception as error:  # noqa: BLE001 - the user's code, on arguments that are not its own
-                failure = failure or error
-                continue
-        if False not in found and True in found:
-            return True
-        others = True  # Of places that have to be different, say, it may be the derivative.
-    if others:
-        return False
-    wrong = f"{use.function.__name__}.backward could not be tried on a few values ({type(failure).__name__}: {failure})"
-    raise ModelError(use.line, wrong.splitlines()[0], ADVICE)
+        if wrong and not trial.counted:
+            break
+        try:
+            found = [_told(use, trial, scale, batch) for scale in trial.scales]
+        except Exception as error:  # noqa: BLE001 - the user's code, on arguments that are not its own
+            failure = failure or f"could not be tried on a few values ({type(error).__name__}: {error})".splitlines()[0]
+            continue
+        told = [each for each in found if each is not None]
+        if len(told) == len(found) and all(map(any, zip(*told, strict=True))):
+            return None
+        # Of places that have to be different, say, it may be the derivative.
+        wrong = wrong or ("could not be checked: on the values tried, its gradients are no numbers or next to nothing"
+                          if len(told) == len(found) else "is not the derivative of its forward")
+    return wrong or failure
 
 
-def _alike(use: _Use, trial: _Trial, scale: float, generator: torch.Generator, batch: int) -> bool | None:
-    """Whether the gradients are the same at values of a scale; None where none of the derivatives is a number there."""
+def _told(use: _Use, trial: _Trial, scale: float, batch: int) -> list[bool] | None:
+    """Of which arguments values of a scale tell that the gradients are those that autograd derives from the forward pass; None
+    where they are others."""
     leaves: list[Tensor] = []
+    generator = torch.Generator().manual_seed(0)
     given = (tuple(use.arguments), dict(use.named))
     shapes = [_samples(value.shape, batch) for value in tree_leaves(given) if isinstance(value, Tensor)]
     cap = next(cap for cap in CAPS if cap == CAPS[-1] or all(prod(min(e, cap) for e in shape) <= MANY for shape in shapes))
@@ -170,28 +177,43 @@ def _alike(use: _Use, trial: _Trial, scale: float, generator: torch.Generator, b
         if not value.is_floating_point():
             whole = torch.arange(prod(shape)).view(shape) if trial.counted else torch.randint(0, 2, shape, generator=generator)
             return whole.to(value.dtype)
-        made = scale * torch.randn(shape, generator=generator, dtype=trial.dtype)
+        made = torch.randn(shape, generator=generator, dtype=trial.dtype)
+        made = scale * (made + made.sign() * NOT_ZERO)
         if value.requires_grad:
             leaves.append(made.requires_grad_())
         return made.clone()
 
-    arguments, named = tree_map(drawn, given)
-    if not leaves:
-        return True
-    again, named_again = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, (arguments, named))
-    own = _floating(use.function.apply(*arguments, **named))
-    plain = _floating(_forward(use.function, *again, **named_again))
-    if len(own) != len(plain):
-        return False
-    told = False
-    for size in trial.scales:
-        incoming = [size * torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in own]
-        for one, other in zip(_gradients(own, leaves, incoming), _gradients(plain, leaves, incoming), strict=True):
-            close = torch.isclose(one, other, rtol=trial.tolerance, atol=trial.tolerance * size) | other.isnan()
-            if not close.all():
-                return False
-            told |= not other.isnan().all()
-    return told or None
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), default_dtype(trial.dtype):
+        arguments, named = tree_map(drawn, given)
+        if not leaves:
+            return []
+        again, named_again = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, (arguments, named))
+        own = _floating(use.function.apply(*arguments, **named))
+        plain = _floating(_forward(use.function, *again, **named_again))
+        if len(own) != len(plain):
+            return None
+        told = [False] * len(leaves)
+        for size in trial.sizes:
+            incoming = [size * torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in own]
+            pairs = zip(_gradients(own, leaves, incoming), _gradients(plain, leaves, incoming), strict=True)
+            for place, (one, other) in enumerate(pairs):
+                tells = _tells(one, other, size, trial.tolerance)
+                if tells is None:
+                    return None
+                told[place] |= tells
+    return told
+
+
+def _tells(one: Tensor, other: Tensor, size: float, tolerance: float) -> bool | None:
+    """Whether a gradient tells that it is the ``other``, of what comes in at a size; None where it is not."""
+    known = other[other.isfinite()]
+    largest = known.abs().max().item() if len(known) else 0.0
+    quiet = largest < QUIET * tolerance * size
+    near = tolerance * (size if quiet else min(size, largest))
+    if not (torch.isclose(one, other, rtol=tolerance, atol=near) | other.isnan()).all():
+        return None
+    nothing = len(known) == other.numel() and not one.any() and not other.any()
+    return nothing or not quiet
 
 
 def _samples(extents: Sequence[int], batch: int) -> list[int]:

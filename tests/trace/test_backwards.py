@@ -54,10 +54,29 @@ def refusal(spec: str) -> str:
 @pytest.mark.parametrize(("forward", "backward"), [
     ("torch.round(4 * x) / 4", "g"), ("x.view_as(x)", "-0.5 * g"), ("x.view_as(x)", "g.clamp(-100, 100)"),
     ("x.sin()", "None"),
+    # no number beyond one, and next to nothing near zero
+    ("(1 - (x @ x.mT).acos() / torch.pi) ** 19", "9.5 * ((v := g * (1 - (x @ x.mT).acos() / torch.pi) ** 19) + v.mT) @ x"),
 ])
 def test_a_function_of_another_gradient(model_file: Callable[[str], str], forward: str, backward: str) -> None:
     said = refusal(model_file(model(line="x = Own.apply(x)", forward=forward, backward=backward)))
     assert said.startswith(f"model:{FORWARD}: Own.backward is not the derivative of its forward; {NOT_RUN}")
+
+
+@pytest.mark.parametrize(("forward", "backward"), [
+    ("(x * x + 2).acos()", "g * x"),  # never a number
+    ("1e-9 * x", "2e-9 * g"),  # no more than rounding
+])
+def test_a_function_of_which_nothing_is_told(model_file: Callable[[str], str], forward: str, backward: str) -> None:
+    said = refusal(model_file(model(line="x = Own.apply(x)", forward=forward, backward=backward)))
+    assert said.startswith(f"model:{FORWARD}: Own.backward could not be checked: on the values tried, its gradients are ")
+    assert said.endswith(f"{NOT_RUN}write what autograd derives; x + (f(x) - x).detach() is f(x) with the gradient of x")
+
+
+def test_a_function_of_another_gradient_near_zero(model_file: Callable[[str], str]) -> None:
+    """Such as RecurrentGemma's, however many values it is tried on."""
+    line = "x = Own.apply(x.repeat(1, 1, 64))[..., :16]"
+    spec = model_file(model(line=line, forward="x.sqrt()", backward="g / (4 * x).clip(min=1e-6).sqrt()"))
+    trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
 
 
 def test_a_function_by_another_name(model_file: Callable[[str], str]) -> None:
