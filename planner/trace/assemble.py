@@ -16,7 +16,7 @@ from planner.trace.buffers import unknown_buffers, values_of_buffers
 from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph
-from planner.trace.names import RESERVED, attribute_path, name_values, unique_path
+from planner.trace.names import RESERVED, attribute_path, name_values, unique_path, unnumbered
 from planner.trace.packing import packed
 
 
@@ -209,9 +209,7 @@ def _body(graph: FlatGraph, segment: Segment, ends: _Ends, names: _Names, class_
 def _attribute(fqn: str, segment: Segment) -> str:
     """Path relative to the block; where blocks have no module of their own, without the number that tells them apart."""
     path = attribute_path(fqn, segment.path)
-    if segment.repeats and not segment.path:
-        path = re.sub(r"_\d+(?=\.|$)", "", path)
-    return path
+    return unnumbered(path) if segment.repeats and not segment.path else path
 
 
 def _class_name(graph: FlatGraph, segment: Segment, others: object, loss: str) -> str:

@@ -106,8 +106,17 @@ def attribute_path(fqn: str, prefix: str) -> str:
         if part.isdigit() and parts:
             parts[-1] += f"_{part}"
         else:
-            parts.append(f"_{part}" if part[0].isdigit() or part in RESERVED else part)
-    return ".".join(parts)
+            parts.append(part)
+    return ".".join(map(_identifier, parts))
+
+
+def unnumbered(path: str) -> str:
+    """A path of identifiers without the numbers that they end in: ``scale_3.weight`` -> ``scale.weight``."""
+    return ".".join(_identifier(re.sub(r"(?<=.)_\d+$", "", part)) for part in path.split("."))
+
+
+def _identifier(part: str) -> str:
+    return f"_{part}" if part[0].isdigit() or part in RESERVED else part
 
 
 def unique_path(path: str, taken: Iterable[str]) -> str:

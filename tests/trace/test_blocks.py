@@ -109,3 +109,28 @@ def test_learned_queries_begin_in_the_block_that_reads_them(model_file: Callable
     """Repeated for every sample: a block of their own would not know how many there are."""
     graph = trace_model(load_model(model_file(QUERIES), {}, None), sequence=16, dtype="float32")
     assert [block.body for block in graph.blocks] == ["Embedding", *["Layer"] * 3, "Layer2", *["Layer3"] * 2, "Head"]
+
+
+NUMBERED = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.h = nn.Embedding(8, 16), nn.Linear(16, 8)
+        for at in range(4):
+            self.register_parameter(f"w_{{at}}", nn.Parameter(torch.randn(16, 16)))
+            self.register_parameter(f"{key}_{{at}}", nn.Parameter(torch.randn(16)))
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for at in range(4):
+            x = x + getattr(self, f"{key}_{{at}}") * torch.tanh(x @ getattr(self, f"w_{{at}}"))
+        return self.h(x)
+def make():
+    return M()
+"""
+
+
+@pytest.mark.parametrize(("key", "name"), [("scale", "scale"), ("lambda", "_lambda"), ("self", "_self"), ("", "_0")])
+def test_layers_without_a_module_may_number_any_name(model_file: Callable[[str], str], key: str, name: str) -> None:
+    graph = trace_model(load_model(model_file(NUMBERED.format(key=key)), {}, None), sequence=16, dtype="float32")
+    assert [block.body for block in graph.blocks] == ["Embedding", *["Repeat"] * 4, "Head"]
+    assert {value.name for value in graph.body_of["Repeat"].parameters} == {"w", name}
