@@ -15,6 +15,8 @@ from planner.trace.lines import is_users, source_of
 
 KINDS = {"BUFFER_MUTATION": "buffer {}", "PARAMETER_MUTATION": "parameter {}", "USER_INPUT_MUTATION": "its input"}
 ADVICE = "statistics over a batch differ between micro-batches and plans; use a norm without running averages"
+REPLACED = ("keep what a pass computes in a local variable; what one leaves to the next, such as statistics over a batch, differs "
+            "between micro-batches and plans")
 NORMED = ("each micro-batch would change the rows that it has: leave max_norm out, or scale what is looked up, "
           "x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)")
 POWERED = ("its power iteration goes on in every forward pass, and how many a step has the plan says: remove it, or use "
@@ -24,7 +26,7 @@ POWERED = ("its power iteration goes on in every forward pass, and how many a st
 @contextlib.contextmanager
 def refuse_assignments(model: nn.Module) -> Iterator[None]:
     """Raise ModelError where the model's own code gives a buffer another tensor (``self.mean = ...``): an export keeps the old
-    one and says nothing."""
+    one and says nothing. The buffer itself, which ``self.mean.to(x.device)`` is, changes nothing."""
     names = {(id(module), name): f"{path}.{name}".lstrip(".") for path, module in model.named_modules()
              for name in module._buffers}
     assign = nn.Module.__setattr__
@@ -32,9 +34,10 @@ def refuse_assignments(model: nn.Module) -> Iterator[None]:
     def watched(module: nn.Module, name: str, value: Tensor | nn.Module) -> None:
         caller = sys._getframe(1)
         buffer = names.get((id(module), name))
-        if buffer is not None and isinstance(value, Tensor) and is_users(caller.f_code.co_filename):
+        another = isinstance(value, Tensor) and value is not module._buffers.get(name)
+        if buffer is not None and another and is_users(caller.f_code.co_filename):
             line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            raise ModelError(line, f"forward replaces buffer {buffer}", ADVICE)
+            raise ModelError(line, f"forward replaces buffer {buffer}", REPLACED)
         assign(module, name, value)
 
     type.__setattr__(nn.Module, "__setattr__", watched)

@@ -339,6 +339,37 @@ def test_short_position_table(config_file: Callable[..., str], values: dict[str,
         trace_model(example("gpt", seq=8), sequence=16, dtype="float32")
 
 
+def test_a_buffer_assigned_to_itself(model_file: Callable[[str], str]) -> None:
+    """What moving it to the device that it is on makes of it."""
+    spec = model_file("""
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.register_buffer("places", torch.randn(16, 16))
+    def forward(self, x):
+        self.places = self.places.to(x.device)
+        return x + torch.tanh(self.a(x) + self.places)
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.o = nn.Embedding(48, 16), nn.Linear(16, 48)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.register_buffer("places", torch.randn(16, 16))
+    def forward(self, input_ids):
+        self.places = self.places.to(input_ids.device)
+        x = self.e(input_ids) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.o(x)
+
+def make():
+    return M()
+""")
+    assert both(load_model(spec, {}, 16))[1] < 1e-12
+
+
 @pytest.mark.parametrize(("forward", "said"), [
     ("if x.sum() > 0:\n            x = x + 1", r"depends on tensor values: if x.sum\(\) > 0:"),
     ("x = x * x.sum().item()", "depends on tensor values"),
@@ -348,7 +379,9 @@ def test_short_position_table(config_file: Callable[..., str], values: dict[str,
      r"user_model\.py:\d+: forward changes parameter e.weight \(max_norm of an embedding\) in place; .*: leave max_norm out"),
     ("x = self.s(x)", r"\.py:\d+: forward changes buffer s.parametrizations.* \(spectral_norm\) in place; its power"),
     ("x = self.t(x)", r"\.py:\d+: forward changes buffer t.weight_u \(spectral_norm\) in place; .* or use .*weight_norm"),
-    ("self.n.running_mean = x.detach().mean((0, 1))", "forward replaces buffer n.running_mean"),
+    ("self.n.running_mean = x.detach().mean((0, 1))",
+     r"user_model\.py:\d+: forward replaces buffer n.running_mean; keep what a pass computes in a local variable; .* statistics"),
+    ("self.n.running_mean = self.n.running_mean.double()", "forward replaces buffer n.running_mean; keep what a pass computes"),
     ("x = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)", "statistics over the batch"),
     ("x = x + torch.rand_like(x)", "rand_like draws random numbers in forward; only dropout may: its masks are drawn again"),
     ("x = x * (1 / x.shape[0])", "computed from the number of samples"),
