@@ -43,16 +43,16 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
-def profile_text(name: str) -> str:
-    """YAML of a packaged profile; an unknown name raises, listing the known ones."""
+def profile_text(name: str, where: str = "cluster") -> str:
+    """YAML of a packaged profile; an unknown name raises, naming ``where`` it stands and listing the known ones."""
     if name not in profile_names():
-        raise ProfileFormatError("cluster", f"unknown profile {name!r}", f"use one of {', '.join(profile_names())}")
+        raise ProfileFormatError(where, f"unknown profile {name!r}", f"use one of {', '.join(profile_names())}")
     return (resources.files("hardware_profiles") / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def profile_content(name: str) -> dict[str, Any]:
-    """The mapping of a packaged profile, its chip filled in."""
-    return with_chip(parse_yaml(profile_text(name), name), name)
+def profile_content(name: str, where: str = "cluster") -> dict[str, Any]:
+    """The mapping of a packaged profile, its chip filled in. Raises as :func:`profile_text`."""
+    return with_chip(parse_yaml(profile_text(name, where), name), name)
 
 
 def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -233,5 +233,5 @@ def read_file(path: Path) -> tuple[ProfileDocument, str]:
         base = content.pop("base")
         if not isinstance(base, str):
             raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
-        content = merge({**profile_content(base), "name": path.stem}, content)
+        content = merge({**profile_content(base, f"{where}: base"), "name": path.stem}, content)
     return read_document(with_chip(content, where), where), where

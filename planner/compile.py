@@ -21,6 +21,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import DTYPES, Precision
 from planner.job import Job
 from planner.objectives import pursue, told
+from planner.origins import named_by
 from planner.remedies import explain, retold
 from planner.search import Request, SearchResult
 from planner.search.helper import ahead
@@ -50,7 +51,7 @@ class Compiled:
 
 def compile_job(job: Job, progress: Progress, trace: Trace = trace_here) -> Compiled:
     """Plan a job, whose model ``trace`` traces. Raises the tree of planner.ir.errors; NoPlanFits where nothing fits."""
-    with ExitStack() as stack:
+    with named_by(job.origins), ExitStack() as stack:
         return _compiled(job, progress, trace, stack)
 
 

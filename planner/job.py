@@ -19,6 +19,7 @@ from planner.constraints_text import parse_constraints, parse_section
 from planner.fields import Number, Record, first_problem, parse_mapping
 from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
+from planner.origins import Origins, named_by
 
 Setting = bool | int | float | str | None
 
@@ -47,7 +48,8 @@ class Objective:
 @dataclass(frozen=True)
 class Job:
     """``batch``: global batch in samples (None: eight a device). ``sequence``: None leaves it to the model.
-    ``precision``: None picks the cluster's best training dtype. ``constraints``: of the file and the flags together."""
+    ``precision``: None picks the cluster's best training dtype. ``constraints``: of the file and the flags together.
+    ``origins``: where its values stand that may be wrong."""
 
     model: str
     cluster: str
@@ -60,6 +62,7 @@ class Job:
     gap: float = 0.001
     time_limit_s: float | None = None
     objective: Objective = field(default_factory=Objective)
+    origins: Origins = field(default_factory=dict)
 
 
 _DEFAULTS = OptimizerSettings()
@@ -105,7 +108,7 @@ class _Constraints(Record):
 class _JobFile(Record):
     """The schema of JOB.yaml."""
 
-    model: str
+    model: str = Field(min_length=1)
     cluster: str | None = None
     batch: int | None = Field(default=None, gt=0)
     seq: int | None = Field(default=None, gt=0)
@@ -191,7 +194,7 @@ def make_job(
     goal: Goal | None = None,
 ) -> Job:
     """Combine a model or JOB.yaml with flags, which override it. Raises JobError or PinError."""
-    given = parse_settings(settings)
+    given, goal = parse_settings(settings), goal or Goal()
     if not gap >= 0:
         raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
     if time_limit_s is not None and not time_limit_s > 0:
@@ -205,22 +208,36 @@ def make_job(
         file, model_spec, constraints = _JobFile(model=model), model, Constraints()
     constraints = constraints.replacing(parse_constraints(pins, forbidden, headroom))
     check_contradictions(constraints)
-    cluster = cluster if cluster is not None else file.cluster and _cluster_of(Path(model), file.cluster)
-    if cluster is None:
-        raise JobError("--cluster", "is missing", "for example --cluster dgx-h100:32 (see `shardwright hardware`)")
-    return Job(
-        model=model_spec,
-        cluster=cluster,
-        batch=_positive("--batch", batch) if batch is not None else _positive(f"{model}: batch", file.batch),
-        sequence=_positive("--seq", sequence) if sequence is not None else _positive(f"{model}: seq", file.seq),
-        precision=_precision(precision) or file.precision,
-        settings={**file.set, **given},
-        constraints=constraints,
-        optimizer=OptimizerSettings(**file.optimizer.model_dump()),
-        gap=gap,
-        time_limit_s=time_limit_s,
-        objective=_objective(file, goal or Goal()),
-    )
+    flags = {
+        "cluster": cluster, "batch": batch, "seq": sequence, "precision": precision, "objective": goal.objective,
+        "within": goal.within, "max_step_s": goal.max_step_s, "min_tokens_per_s": goal.min_tokens_per_s,
+    }
+    missing = [name for name, value in flags.items() if value is None]
+    origins = _origins(model, missing, [key for key in file.set if key not in given])
+    with named_by(origins):
+        return Job(
+            model=model_spec,
+            cluster=cluster if cluster is not None else _cluster_of(Path(model), file.cluster),
+            batch=_positive("--batch", batch if batch is not None else file.batch),
+            sequence=_positive("--seq", sequence if sequence is not None else file.seq),
+            precision=_precision(precision) or file.precision,
+            settings={**file.set, **given},
+            constraints=constraints,
+            optimizer=OptimizerSettings(**file.optimizer.model_dump()),
+            gap=gap,
+            time_limit_s=time_limit_s,
+            objective=_objective(file, goal),
+            origins=origins,
+        )
+
+
+def _origins(model: str, missing: Sequence[str], settings: Sequence[str]) -> Origins:
+    """What errors name in place of flags: the fields of a job file for those that are ``missing``, and for its ``settings``."""
+    found: dict[str, str] = {}
+    if model.endswith(_YAML):
+        found = {f"--{name.replace('_', '-')}": f"{model}: {name}" for name in missing}
+        found |= {f"--set {key}": f"{model}: set.{key}" for key in settings} | {"MODEL": f"{model}: model"}
+    return {**found, "cluster": found.get("--cluster", "--cluster")}  # Readers of profiles know no flag.
 
 
 def input_files(model: str, job: Job) -> tuple[Path, ...]:
@@ -247,11 +264,12 @@ def _objective(file: _JobFile, goal: Goal) -> Objective:
     for flag, value in (("--max-step-s", step_s), ("--min-tokens-per-s", tokens)):
         if value is not None and not value > 0:
             raise JobError(flag, f"is {value}", "give a positive number")
-    if (step_s is None) == (tokens is None) if name == "devices" else (step_s is not None or tokens is not None):
-        wrong = "needs one target" if name == "devices" else "has no use for --max-step-s and --min-tokens-per-s"
-        raise JobError(f"--objective {name}", wrong, "--objective devices with --max-step-s or --min-tokens-per-s")
+        if value is not None and name != "devices":
+            raise JobError(flag, f"means nothing to the objective {name}", "leave it out, or give the objective devices")
+    if name == "devices" and (step_s is None) == (tokens is None):
+        raise JobError("--objective", "devices needs one target", "give either --max-step-s or --min-tokens-per-s")
     if within is not None and name != "memory":
-        raise JobError("--within", f"means nothing to --objective {name}", "--objective memory")
+        raise JobError("--within", f"means nothing to the objective {name}", "leave it out, or give the objective memory")
     if goal.top < 1:
         raise JobError("--top", f"is {goal.top}", "give a positive number of plans")
     if goal.pareto and (name != "time" or goal.top > 1):
@@ -286,8 +304,10 @@ def _relative_to(job_file: Path, spec: str) -> str:
     return prefix + (path if Path(path).is_absolute() else str(job_file.parent / path))
 
 
-def _cluster_of(job_file: Path, spec: str) -> str:
+def _cluster_of(job_file: Path, spec: str | None) -> str:
     """A cluster's YAML in a job file is relative to that file."""
+    if spec is None:
+        raise JobError("--cluster", "is missing", "give one, for example dgx-h100:32 (see `shardwright hardware`)")
     file = spec if spec.endswith(_YAML) else spec.rpartition(":")[0]
     return _relative_to(job_file, spec) if file.endswith(_YAML) else spec
 

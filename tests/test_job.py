@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,31 @@ def test_a_wrong_file_names_the_field(tmp_path: Path, text: str, named: str) -> 
     path.write_text(text)
     with pytest.raises(JobError, match=named):
         job(str(path), cluster="dgx-h100:1")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("within: 10%", "within: means nothing to the objective time"),
+    ("objective: memory\nmax_step_s: 3", "max_step_s: means nothing to the objective memory"),
+    ("min_tokens_per_s: 3", "min_tokens_per_s: means nothing to the objective time"),
+    ("objective: devices", "objective: devices needs one target"),
+    ("objective: memory\nwithin: much", "within: is 'much'"),
+    ("batch: 9999999999", "batch: has 10 digits"),
+    ("seq: 9999999999", "seq: has 10 digits"),
+])
+def test_what_does_not_go_together_is_named_where_it_stands(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: m.py:b\n{text}\n")
+    with pytest.raises(JobError, match=f"^{re.escape(f'{path}: {said}')}"):
+        job(str(path), cluster="dgx-h100:1")
+
+
+def test_a_flag_is_named_where_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m.py:b\nbatch: 4\nwithin: 10%\n")
+    with pytest.raises(JobError, match=r"^--within: means nothing"):
+        job(str(path), cluster="dgx-h100:1", goal=Goal(within="20%"))
+    with pytest.raises(JobError, match=r"job\.yaml: cluster: is missing; give one, for example dgx-h100:32"):
+        job(str(path))
 
 
 def test_the_cluster_is_required() -> None:

@@ -72,7 +72,7 @@ def load_model(spec: str, settings: Mapping[str, object], sequence: int | None) 
 def _load_file(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name:
-        raise ModelError(spec, "names no callable", "write path/file.py:callable or hf:PATH")
+        raise ModelError("MODEL", f"{spec!r} names no callable", "write path/file.py:callable or hf:PATH")
     if not Path(path).is_file():
         wrong = "is a directory" if Path(path).is_dir() else "no such file"
         raise ModelError(path, wrong, "write path/file.py:callable or hf:PATH")

@@ -131,7 +131,7 @@ def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("base: dgx-h100\n", "does not say how many nodes"),
-        ("base: dgx-z100\nnodes: 1\n", "unknown profile 'dgx-z100'"),
+        ("base: dgx-z100\nnodes: 1\n", "mine.yaml: base: unknown profile 'dgx-z100'"),
         ("base: [1]\nnodes: 1\n", "base: [1] is no name"),
         ("base: dgx-h100\nnodes: 0\n", "nodes"),
         ("base: dgx-h100\nnodes: 1.5\n", "nodes"),

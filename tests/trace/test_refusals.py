@@ -63,7 +63,7 @@ def test_no_python_file(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_no_entry(refused: Refused) -> None:
-    assert refused(str(GPT)) == f"{GPT}: names no callable; write path/file.py:callable or hf:PATH"
+    assert refused(str(GPT)) == f"MODEL: '{GPT}' names no callable; write path/file.py:callable or hf:PATH"
     assert f"{GPT}:gtp: gtp is not defined in {GPT}; callables there: " in refused(f"{GPT}:gtp")
 
 
