@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from hardware_profiles.yaml_text import load
 
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-_KIND = re.compile(r"bool|int|float|str|list\[.*\]|dict\[.*\]")
 
 
 def _number(value: object) -> object:
@@ -24,6 +24,19 @@ Number = Annotated[float, BeforeValidator(_number)]
 """A float field of a YAML file."""
 
 
+def of_kinds(right: str) -> WrapValidator:
+    """A field that may be of several kinds: where its value is of none, ``right`` says what would be, and not each kind that
+    was tried."""
+
+    def validated(value: object, tried: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return tried(value)
+        except ValidationError:
+            raise PydanticCustomError("kinds", "{right}", {"right": right}) from None
+
+    return WrapValidator(validated)
+
+
 class Record(BaseModel):
     """A mapping of known fields; unknown ones are refused, so that a typing error cannot pass silently."""
 
@@ -33,11 +46,7 @@ class Record(BaseModel):
 def first_problem(error: ValidationError) -> tuple[str, str, str]:
     """The first wrong field by its dotted path, what is wrong with it, and what would be right."""
     problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"]]
-    # Where a field may be of several kinds, pydantic puts the kind that it tried at the end of the path.
-    while len(location) > 1 and _KIND.fullmatch(location[-1]):
-        location.pop()
-    path = ".".join(location)
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return path, "is no field", "remove it, or correct its name"
     if problem["type"] == "missing":

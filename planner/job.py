@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -16,7 +16,7 @@ from hardware_profiles.yaml_text import load_core
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_constraints, parse_section
-from planner.fields import Number, Record, first_problem, parse_mapping
+from planner.fields import Number, Record, first_problem, of_kinds, parse_mapping
 from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
 from planner.origins import Origins, named_by
@@ -24,6 +24,8 @@ from planner.origins import Origins, named_by
 Setting = bool | int | float | str | None
 
 _YAML = (".yaml", ".yml")
+_A_SETTING = "give a number, true, false or a word"
+_A_PART = "give a part of the step time, for example 10%"
 MOST = 10**9
 """Samples of a batch, or tokens of a sample, beyond which a number is a slip of the keyboard: searches go over its divisors."""
 
@@ -81,27 +83,28 @@ class _Optimizer(Record):
 
 
 Scalar = bool | int | str
+Limit = Annotated[Scalar | list[Scalar], of_kinds("give a whole number, a word, a bound such as '<= 8', or a list of values")]
 
 
 class _Constraints(Record):
     """Limits of decisions: a value, ``"<= 8"``, or a list of values; ``layers``: by glob over the layers' names; ``forbid``:
     combinations that no plan may have; ``headroom``: memory kept free."""
 
-    pipeline: Scalar | list[Scalar] | None = None
-    data: Scalar | list[Scalar] | None = None
-    context: Scalar | list[Scalar] | None = None
-    expert: Scalar | list[Scalar] | None = None
-    tensor: Scalar | list[Scalar] | None = None
-    microbatch: Scalar | list[Scalar] | None = None
-    virtual: Scalar | list[Scalar] | None = None
-    schedule: Scalar | list[Scalar] | None = None
-    recompute: Scalar | list[Scalar] | None = None
-    zero: Scalar | list[Scalar] | None = None
-    zero_group: Scalar | list[Scalar] | None = None
-    sequence_parallel: Scalar | list[Scalar] | None = None
-    axis_order: Scalar | list[Scalar] | None = None
-    layers: dict[str, dict[str, Scalar | list[Scalar]]] | None = None
-    forbid: list[dict[str, Scalar | list[Scalar]]] | None = None
+    pipeline: Limit | None = None
+    data: Limit | None = None
+    context: Limit | None = None
+    expert: Limit | None = None
+    tensor: Limit | None = None
+    microbatch: Limit | None = None
+    virtual: Limit | None = None
+    schedule: Limit | None = None
+    recompute: Limit | None = None
+    zero: Limit | None = None
+    zero_group: Limit | None = None
+    sequence_parallel: Limit | None = None
+    axis_order: Limit | None = None
+    layers: dict[str, dict[str, Limit]] | None = None
+    forbid: list[dict[str, Limit]] | None = None
     headroom: str | None = None
 
 
@@ -113,11 +116,11 @@ class _JobFile(Record):
     batch: int | None = Field(default=None, gt=0)
     seq: int | None = Field(default=None, gt=0)
     precision: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
-    set: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    set: dict[str, Annotated[Setting, of_kinds(_A_SETTING)]] = Field(default_factory=dict)
     optimizer: _Optimizer = Field(default_factory=_Optimizer)
     constraints: _Constraints = Field(default_factory=_Constraints)
     objective: ObjectiveName | None = None
-    within: str | Number | None = None
+    within: Annotated[str | Number | None, of_kinds(_A_PART)] = None
     max_step_s: Number | None = Field(default=None, gt=0)
     min_tokens_per_s: Number | None = Field(default=None, gt=0)
 
@@ -157,7 +160,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
             parsed = math.nan
         finite = not isinstance(parsed, float) or math.isfinite(parsed)
         if parsed is not None and not (isinstance(parsed, (bool, int, float, str)) and finite):
-            raise JobError("--set", f"{key} is {_cut(value)!r}", "give a number, true, false or a word")
+            raise JobError("--set", f"{key} is {_cut(value)!r}", _A_SETTING)
         settings[key] = parsed
     return settings
 
@@ -294,7 +297,7 @@ def _part(value: str | float) -> float:
     except ValueError:
         part = -1.0
     if not 0 <= part < 1000:
-        raise JobError("--within", f"is {text!r}", "give a part of the step time, for example 10%")
+        raise JobError("--within", f"is {text!r}", _A_PART)
     return part
 
 

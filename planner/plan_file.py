@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -20,7 +20,7 @@ from hardware_profiles import Cluster
 from planner.consistency import check_consistency
 from planner.constraints_text import parse_texts
 from planner.costing import Pricing
-from planner.fields import Number, Record, first_problem, parse_mapping
+from planner.fields import Number, Record, first_problem, of_kinds, parse_mapping
 from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PlanFileError
@@ -76,8 +76,8 @@ class _Stage(Record):
     """``blocks``: "first - last", or one name. ``zero``, ``recompute``: one value, or a list of "value x count" in order."""
 
     blocks: str
-    zero: int | list[str]
-    recompute: str | list[str]
+    zero: Annotated[int | list[str], of_kinds('give 0, 1, 2 or 3, or a list of "value x count"')]
+    recompute: Annotated[str | list[str], of_kinds('give none, selective or full, or a list of "value x count"')]
 
 
 class _Placements(Record):

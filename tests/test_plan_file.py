@@ -108,6 +108,7 @@ def _set(*path: str | int, value: object) -> Callable[[str], str]:
         (_set("stages", 1, value={"blocks": "blocks.2 - blocks.4", "zero": 1, "recompute": "none"}), "blocks.5 and what"),
         (_set("stages", 1, "blocks", value="blocks.2 - nowhere"), "'nowhere' is no block"),
         (_set("stages", 1, "zero", value=4), "stages.1.zero"),
+        (_set("stages", 1, "zero", value=[1, 1]), 'zero: is .1, 1.; give 0, 1, 2 or 3, or a list of "value x count"'),
         (_set("stages", 1, "zero", value=["1 x 3"]), "counts 3 blocks.*has 4"),
         (_set("stages", 1, "recompute", value="some"), "stages.1.recompute"),
         (_set("placements", "a", "parameters", "weight", value="shard(x)"), "placements.a.parameters.weight"),
