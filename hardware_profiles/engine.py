@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.problems import first_problem
 from hardware_profiles.reader import merge, parse_yaml
 from hardware_profiles.schema import Quantity
 from hardware_profiles.units import to_si
@@ -239,9 +240,8 @@ def _document(name: str) -> EngineDocument:
     try:
         document = EngineDocument.model_validate(_numbers(_content(name)))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "engine"
-        raise ProfileFormatError(f"{name}: {place}", first["msg"], "see hardware_profiles/engine.py") from error
+        field, wrong, right = first_problem(error)
+        raise ProfileFormatError(f"{name}: {field}", wrong, f"{right} (see hardware_profiles/engine.py)") from error
     for path, quantity in _quantities(document):
         _si(path, quantity, name)
     return document

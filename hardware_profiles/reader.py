@@ -8,16 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.files import text_of
+from hardware_profiles.problems import first_problem
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
-from hardware_profiles.yaml_text import load
+from hardware_profiles.yaml_text import load_core, parse_mapping
 
 _DIMENSIONS = {
     "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
@@ -72,14 +72,9 @@ def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """A YAML mapping, or :class:`ProfileFormatError` that names ``where`` and the line."""
     try:
-        content = load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" at line {mark.line + 1} ({getattr(error, 'problem', '')})"
-        raise ProfileFormatError(where, f"is not YAML{line}", "write a mapping of fields") from error
-    if not isinstance(content, dict):
-        raise ProfileFormatError(where, "holds no mapping", "write a mapping of fields")
-    return content
+        return parse_mapping(text, load_core)
+    except ValueError as error:
+        raise ProfileFormatError(where, str(error), "write a mapping of fields") from error
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,9 +91,8 @@ def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
     try:
         document = ProfileDocument.model_validate(_floats(content))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "profile"
-        raise ProfileFormatError(f"{where}: {place}", first["msg"], "see `shardwright hardware`") from error
+        field, wrong, right = first_problem(error)
+        raise ProfileFormatError(f"{where}: {field}", wrong, f"{right} (see `shardwright hardware`)") from error
     for path, quantity in quantities(document):
         _check(path, quantity, where)
     for dtype in document.chip.gemm.keys() ^ document.chip.peak.keys():

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Cluster
 from hardware_profiles.errors import ProfileFormatError
@@ -22,6 +20,7 @@ from hardware_profiles.reader import (
     read_file,
 )
 from hardware_profiles.schema import ProfileDocument
+from hardware_profiles.yaml_text import dump
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
 """By which a file of the user's own is told from the name of a packaged profile."""
@@ -131,7 +130,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
         },
         "links": links,
     }
-    return yaml.safe_dump(content, sort_keys=False, width=120)
+    return dump(content, width=120)
 
 
 def _seldom_given(chip: Chip, quantity: Callable[[str, float, str], dict[str, object]]) -> dict[str, object]:

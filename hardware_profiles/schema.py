@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Kind = Literal["datasheet", "measured", "fitted"]
 Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8", "float4"]
@@ -21,6 +23,13 @@ class Quantity(_Strict):
     unit: str
     kind: Kind
     source: Annotated[str, Field(min_length=3)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_mapping(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            raise PydanticCustomError("quantity", "write fields such as {value: 60, unit: GiB, kind: datasheet, source: ...}")
+        return given
 
 
 class CurveDocument(_Strict):

@@ -1,7 +1,7 @@
 """YAML as all readers of files take it: safe, and a field that is written twice is refused, not taken as its last value.
 
-What people write (jobs) is read as YAML 1.2's core schema has it; what is dumped (plans) as PyYAML dumps it, by YAML 1.1: a
-fingerprint such as 12345e67 is no number there, and is not put in quotes.
+What people write (jobs, clusters) is read as YAML 1.2's core schema has it; what is dumped as PyYAML dumps it (plans), by
+YAML 1.1: a fingerprint such as 12345e67 is no number there, and is not put in quotes. :func:`dump` is for both readers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ def _constructor(made: Callable[[str], object]) -> Callable[[_CoreLoader, yaml.S
     return lambda loader, node: made(loader.construct_scalar(node))
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe one; text that is something else by the core schema is put in quotes too."""
+
+
 for _name, (_form, _first, _made) in _WORDS.items():
     _tag = f"tag:yaml.org,2002:{_name}"
-    _CoreLoader.add_implicit_resolver(_tag, re.compile(f"^(?:{_form})$"), [*_first, *([""] if _name == "null" else [])])
+    for _reader in (_CoreLoader, _Dumper):
+        _reader.add_implicit_resolver(_tag, re.compile(f"^(?:{_form})$"), [*_first, *([""] if _name == "null" else [])])
     if _name != "merge":
         _CoreLoader.add_constructor(_tag, _constructor(_made))
 
@@ -71,3 +76,22 @@ def load_core(text: str) -> Any:
     """What a YAML text that somebody wrote holds, by YAML 1.2's core schema. Raises as :func:`load`; ValueError for a number
     of too many digits."""
     return yaml.load(text, _CoreLoader)
+
+
+def dump(content: object, **style: Any) -> str:
+    """``content`` as a text that both :func:`load` and :func:`load_core` read so. ``style``: as yaml.dump takes it."""
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, **style))
+
+
+def parse_mapping(text: str, load: Callable[[str], object] = load) -> dict[str, Any]:
+    """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead."""
+    try:
+        data = load(text)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" at line {error.problem_mark.line + 1}"
+        raise ValueError(f"is not YAML{line} ({error.problem or error.context})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict):
+        raise ValueError("holds no mapping")
+    return data

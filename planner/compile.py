@@ -15,6 +15,7 @@ from hardware_profiles.measure import usable_cores
 from planner.clusters import Resize, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
+from planner.fields import MOST
 from planner.fitting import fitted
 from planner.ir.errors import JobError, PinError, ProfileError
 from planner.ir.graph import ModelGraph
@@ -163,4 +164,5 @@ def check_pins(constraints: Constraints, devices: int, batch: int) -> None:
         name = "data" if batch % (data or 1) else "microbatch"
         factors = " x ".join(f"{n}={pinned[n]}" for n in ("data", "microbatch") if pinned[n] is not None)
         wrong = f"{factors} does not divide the batch of {batch}"
-        raise PinError(where[name], wrong, f"another degree, or --batch {-(-batch // samples) * samples}")
+        larger = -(-batch // samples) * samples
+        raise PinError(where[name], wrong, "another degree" + (f", or --batch {larger}" if larger <= MOST else ""))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.constraints import DEGREES, DOMAINS, LAYERED, NAMES, Combination, Condition, Constraints, Headroom, Relation, Value
 from planner.constraints_conflicts import check_contradictions
+from planner.fields import MOST
 from planner.ir.errors import PinError
 
 _CONDITION = re.compile(
@@ -103,7 +105,10 @@ def parse_headroom(text: str, where: str) -> Headroom:
         raise PinError(where, f"{text!r} is no amount of memory", right)
     number = float(match[1])
     if match[2] != "%":
-        return Headroom(size_bytes=round(number * _UNITS[match[2]]), where=where)
+        size = number * _UNITS[match[2]]
+        if math.isinf(size):
+            raise PinError(where, f"has {len(match[1])} digits", right)
+        return Headroom(size_bytes=round(size), where=where)
     if number >= 100:
         raise PinError(where, f"{text!r} leaves no memory", right)
     return Headroom(part=number / 100, where=where)
@@ -142,9 +147,7 @@ def _parts(text: str, relation: Relation, name: str, field: str) -> list[str]:
 
 def _value(name: str, text: str, field: str) -> Value:
     if name in DEGREES:
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            raise PinError(field, f"{text!r} is no degree", f"give a positive number, for example {name}=2")
-        return int(text)
+        return _degree(name, text, field)
     for value in DOMAINS[name]:
         if _scalar(value) == text:
             return value
@@ -154,10 +157,19 @@ def _value(name: str, text: str, field: str) -> Value:
     raise PinError(field, wrong, f"one of {', '.join(map(_scalar, DOMAINS[name]))}")
 
 
+def _degree(name: str, text: str, field: str) -> int:
+    digits = text.lstrip("0")
+    if not text.isascii() or not text.isdigit() or not digits:
+        raise PinError(field, f"{text!r} is no degree", f"give a positive number, for example {name}=2")
+    if len(digits) > len(str(MOST)) or int(digits) > MOST:  # Python makes no number of thousands of digits.
+        raise PinError(field, f"has {len(digits)} digits", f"give a positive number, at most {MOST:,}")
+    return int(digits)
+
+
 def _check_possible(condition: Condition, field: str) -> None:
     """Refuse what leaves a decision no value, and degrees of axes that plans do not have yet."""
     name = condition.name
     if name in ("context", "expert") and not condition.admits(1):
-        raise PinError(field, f"{name} parallelism of {condition.values[0]} is not supported yet", f"{name}=1")
+        raise PinError(field, f"{condition} excludes 1, and {name} parallelism beyond it is not supported yet", f"{name}=1")
     if name in DOMAINS and not any(condition.admits(value) for value in DOMAINS[name]):
         raise PinError(field, f"{condition} leaves {name} no value", f"one of {', '.join(map(_scalar, DOMAINS[name]))}")

@@ -12,11 +12,12 @@ import yaml
 from pydantic import Field, ValidationError
 
 from hardware_profiles.files import text_of
-from hardware_profiles.yaml_text import load_core
+from hardware_profiles.problems import first_problem
+from hardware_profiles.yaml_text import load_core, parse_mapping
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_constraints, parse_section
-from planner.fields import Number, Record, first_problem, of_kinds, parse_mapping
+from planner.fields import MOST, Number, Record, of_kinds
 from planner.ir.errors import JobError
 from planner.ir.plan import OptimizerSettings, Precision
 from planner.origins import Origins, named_by
@@ -26,9 +27,6 @@ Setting = bool | int | float | str | None
 _YAML = (".yaml", ".yml")
 _A_SETTING = "give a number, true, false or a word"
 _A_PART = "give a part of the step time, for example 10%"
-MOST = 10**9
-"""Samples of a batch, or tokens of a sample, beyond which a number is a slip of the keyboard: searches go over its divisors."""
-
 
 ObjectiveName = Literal["time", "memory", "devices"]
 

@@ -17,10 +17,12 @@ from pydantic import Field, ValidationError
 
 from cost_models.schedules import legal
 from hardware_profiles import Cluster
+from hardware_profiles.problems import first_problem
+from hardware_profiles.yaml_text import parse_mapping
 from planner.consistency import check_consistency
 from planner.constraints_text import parse_texts
 from planner.costing import Pricing
-from planner.fields import Number, Record, first_problem, of_kinds, parse_mapping
+from planner.fields import Number, Record, of_kinds
 from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PlanFileError

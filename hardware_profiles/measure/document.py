@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from hardware_profiles.reader import parse_yaml, read_document
+from hardware_profiles.yaml_text import dump
 
 from .fits import (
     AttentionFit,
@@ -38,7 +37,7 @@ def profile_text(measurement: Measurement, name: str) -> str:
         "name": name, "description": _description(machine), "devices_per_node": machine.ranks, "nodes": 1,
         "chip": _chip(measurement, note, launch_s), "links": {"node": _link(measurement, note)},
     }
-    text: str = yaml.safe_dump(content, sort_keys=False, width=1000, default_flow_style=None, allow_unicode=True)
+    text = dump(content, width=1000, default_flow_style=None, allow_unicode=True)
     read_document(parse_yaml(text, name), name)
     return text
 

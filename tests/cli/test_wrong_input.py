@@ -48,7 +48,11 @@ ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
         ((*PLAN, *ON, "--pin", "data=4", "--pin", "tensor=4"), "data=4 x tensor=4 = 16 does not fit the 8 devices"),
         ((*PLAN, *ON, "--pin", "pipeline=1", "--pin", "data=2", "--pin", "tensor=2"), "= 4 does not fit the 8 devices"),
         ((*PLAN, *ON, "--pin", "schedule=zbv", "--pin", "recompute=full"), "--pin recompute"),
-        ((*PLAN, *ON, "--pin", "context=2"), "not supported yet"),
+        ((*PLAN, *ON, "--pin", "context=2"), "--pin context: context=2 excludes 1, and context parallelism beyond it is"),
+        ((*PLAN, *ON, "--pin", "expert not in [1,2]"), "expert not in [1,2] excludes 1, and expert parallelism beyond it is"),
+        ((*PLAN, *ON, "--pin", f"microbatch={'9' * 20}"), "microbatch: has 20 digits; give a positive number, at most 1,000"),
+        ((*PLAN, *ON, "--pin", f"tensor={'9' * 5000}"), "--pin tensor: has 5000 digits; give a positive number"),
+        ((*PLAN, *ON, "--headroom", f"{'9' * 400}GiB"), "--headroom: has 400 digits; a part such as 10%"),
         ((*PLAN, *ON, "--pin", "microbatch=3"), "--pin microbatch: microbatch=3 does not divide the batch of 16"),
         ((*PLAN, "--cluster", "local-cpu:1x8", "--batch", "12", "--pin", "data=8"), "--pin data: data=8 does not divide"),
         ((*PLAN, *ON, "--colour", "red"), "shardwright plan: No such option: --colour"),
@@ -80,6 +84,11 @@ def test_wrong_input_is_one_line(arguments: tuple[object, ...], named: str) -> N
     assert outcome.code == 2
     assert named in outcome.error
     assert outcome.out == ""
+
+
+def test_no_advice_is_beyond_what_is_allowed() -> None:
+    """A batch of eight times that micro-batch would be refused."""
+    assert run(*PLAN, *ON, "--pin", "microbatch=999999999", "--pin", "data=8").error.endswith("; another degree")
 
 
 def small(module: str, returned: str, *, inputs: str = "{'x': torch.randn(batch, 8)}", loss: str = "output.mean()",

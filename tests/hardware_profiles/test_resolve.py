@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_file_overrides_a_profile(tmp_path: Path) -> None:
     assert resolve_cluster(f"{path}:2x4").devices == 8
 
 
+def test_numbers_in_a_file_are_those_of_a_job_file(tmp_path: Path) -> None:
+    """YAML 1.2's core schema in both."""
+    cluster = resolve_cluster(write(tmp_path, "base: dgx-a100-80gb\nnodes: 010\nchip: {memory: {value: 6e1}}\n"))
+    assert (cluster.nodes, cluster.chip.memory_bytes) == (10, 60 * 2**30)
+
+
+@pytest.mark.parametrize("name", ["1e5", "010", "no", "12345e67", "0x1F", ".5"])
+def test_a_name_that_looks_like_a_number_stays_a_name(name: str, tmp_path: Path) -> None:
+    cluster = replace(resolve_cluster("tpu-v4:8"), name=name)
+    assert cluster_from_yaml(cluster_to_yaml(cluster)) == resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
+
+
 def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
     cluster = resolve_cluster("tpu-v4:8")
     assert resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
@@ -142,12 +155,15 @@ def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
         ("base: dgx-h100\nnodes: 1\nchip: {peak: {float32: {value: 1.0e+300}}}\n", "1e+300 TFLOP/s is too large"),
         ("base: dgx-h100\nnodes: 1\nchip: {reserve: {value: 1.0e+300}}\n", "is too large; give the number of one device"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: 1.0e+8}}\n", "is too large"),
-        (f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: 1{'0' * 400}}}}}\n", "chip.memory.value: Input should be"),
+        (f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: 1{'0' * 400}}}}}\n", "chip.memory.value: is inf; input"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {unit: GBps}}\n", "chip.memory: unit 'GBps' is not one of bytes"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: fast}}\n", "chip.memory.value"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: 0}}\n", "chip.memory: 0.0 is not positive"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: .inf}}\n", "chip.memory.value"),
-        ("base: dgx-h100\nnodes: 1\nchip: {memory: 80}\n", "chip.memory"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: 80}\n", "chip.memory: is 80; write fields such as {value: 60, unit: GiB"),
+        ("base: dgx-h100\nnodes: 1\nchip: {memory: {value: '6e1'}}\n", "chip.memory.value: is '6e1'; input should be a valid"),
+        ("base: dgx-h100\nnodes: 1e3\n", "nodes: is 1000.0; input should be a valid integer"),
+        (f"base: dgx-h100\nnodes: {'9' * 5000}\n", "is not YAML (Exceeds the limit"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory_efficiency: {value: 1.2}}\n", "1.2 is above 1"),
         ("base: dgx-h100\nnodes: 1\nlinks: {fabric: {size: 4}}\n", None),
         ("base: dgx-h100\nnodes: 4\nlinks: {fabric: {size: 16}}\n", "the links reach 16 of 32 devices"),
