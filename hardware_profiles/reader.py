@@ -214,6 +214,17 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
     )
 
 
+def _with_origin(base: Mapping[str, Any], changes: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """``changes`` of a base, whose numbers do not keep the kind and the source of those that they replace: unless they say
+    their own, ``file`` gives them."""
+    found = dict(changes)
+    for key, change in changes.items():
+        if isinstance(base.get(key), Mapping) and isinstance(change, Mapping):
+            found[key] = _with_origin(base[key], change, file)
+    is_number = "value" in base and ("value" in changes or "unit" in changes)
+    return {"kind": "given", "source": file, **found} if is_number else found
+
+
 def read_file(path: Path) -> tuple[ProfileDocument, str]:
     """A YAML of the user's own: a whole profile, or ``base:`` with changes. Returns it and its name for errors."""
     where = str(path)
@@ -227,5 +238,6 @@ def read_file(path: Path) -> tuple[ProfileDocument, str]:
         base = content.pop("base")
         if not isinstance(base, str):
             raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
-        content = merge({**profile_content(base, f"{where}: base"), "name": path.stem}, content)
+        profile = {**profile_content(base, f"{where}: base"), "name": path.stem}
+        content = merge(profile, _with_origin(profile, content, path.name))
     return read_document(with_chip(content, where), where), where

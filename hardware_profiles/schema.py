@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-Kind = Literal["datasheet", "measured", "fitted"]
+Kind = Literal["datasheet", "measured", "fitted", "given"]
+"""``given``: by whoever wrote a file of changes, without saying where it is from."""
 Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8", "float4"]
 
 

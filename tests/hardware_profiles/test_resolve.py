@@ -123,6 +123,24 @@ def test_a_file_overrides_a_profile(tmp_path: Path) -> None:
     assert resolve_cluster(f"{path}:2x4").devices == 8
 
 
+@pytest.mark.parametrize(("change", "origin"), [
+    ("value: 60", ("given", "mine.yaml")), ("unit: GB", ("given", "mine.yaml")),
+    ("value: 60, source: our invoice", ("given", "our invoice")), ("value: 60, kind: measured", ("measured", "mine.yaml")),
+    ("value: 60, kind: datasheet, source: our invoice", ("datasheet", "our invoice")),
+])
+def test_a_number_that_a_file_changes_says_where_it_comes_from(change: str, origin: tuple[str, str], tmp_path: Path) -> None:
+    """What it replaces was measured, and the new number was not; nothing else says otherwise than before."""
+    path = write(tmp_path, f"base: dgx-a100-80gb\nnodes: 1\nchip: {{memory: {{{change}}}}}\n")
+    rows, before = ({row.field: row for row in describe(name)} for name in (path, "dgx-a100-80gb"))
+    assert (rows["chip.memory"].kind, rows["chip.memory"].source) == origin
+    cluster = cluster_from_yaml(cluster_to_yaml(resolve_cluster(path)))
+    assert cluster.sources["chip.memory"] == ": ".join(origin)
+    others = rows.keys() - {"chip.memory"}
+    assert [(rows[field].kind, rows[field].source) for field in others] == [
+        (before[field].kind, before[field].source) for field in others
+    ]
+
+
 def test_numbers_in_a_file_are_those_of_a_job_file(tmp_path: Path) -> None:
     """YAML 1.2's core schema in both."""
     cluster = resolve_cluster(write(tmp_path, "base: dgx-a100-80gb\nnodes: 010\nchip: {memory: {value: 6e1}}\n"))
