@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 _FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
@@ -34,6 +34,10 @@ def of_kinds(right: str) -> WrapValidator:
             raise PydanticCustomError("kinds", "{right}", {"right": right}) from None
 
     return WrapValidator(validated)
+
+
+Count = Annotated[int, Field(gt=0, le=MOST)]
+"""A field that counts something of which there is one at least."""
 
 
 class Record(BaseModel):

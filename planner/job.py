@@ -77,7 +77,7 @@ class _Optimizer(Record):
     beta2: Number = Field(default=_DEFAULTS.beta2, ge=0, lt=1)
     epsilon: Number = Field(default=_DEFAULTS.epsilon, gt=0)
     clip: Number = Field(default=_DEFAULTS.clip, ge=0)
-    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0)
+    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=MOST)
 
 
 Scalar = bool | int | str

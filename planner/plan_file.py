@@ -22,7 +22,7 @@ from hardware_profiles.yaml_text import parse_mapping
 from planner.consistency import check_consistency
 from planner.constraints_text import parse_texts
 from planner.costing import Pricing
-from planner.fields import Number, Record, of_kinds
+from planner.fields import MOST, Count, Number, Record, of_kinds
 from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
 from planner.ir.errors import PlanFileError
@@ -56,22 +56,22 @@ class _Named(Record):
 
 
 class _Mesh(Record):
-    pipeline: int = Field(default=1, gt=0)
-    data: int = Field(default=1, gt=0)
+    pipeline: Count = 1
+    data: Count = 1
     context: Literal[1] = 1
     expert: Literal[1] = 1
-    tensor: int = Field(default=1, gt=0)
+    tensor: Count = 1
 
 
 class _Batch(Record):
-    total: int = Field(gt=0, alias="global")
-    micro: int = Field(gt=0)
-    accumulation: int = Field(gt=0)
+    total: Count = Field(alias="global")
+    micro: Count
+    accumulation: Count
 
 
 class _Schedule(Record):
     name: Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
-    virtual: int = Field(default=1, gt=0)
+    virtual: Count = 1
 
 
 class _Stage(Record):
@@ -94,11 +94,11 @@ class _Optimizer(Record):
     beta2: Number = Field(ge=0, lt=1)
     epsilon: Number = Field(gt=0)
     clip: Number = Field(ge=0)
-    warmup_steps: int = Field(ge=0)
+    warmup_steps: int = Field(ge=0, le=MOST)
 
 
 class _Certificate(Record):
-    batch: int = Field(gt=0)
+    batch: Count
     lower_bound_s: Number = Field(ge=0)
     candidates: int = Field(ge=0)
     solved: int = Field(ge=0)
@@ -111,14 +111,14 @@ class _File(Record):
     cluster: _Named
     precision: Literal["bf16", "fp16", "fp32", "fp64"]
     engine: Literal["torch-eager"] = "torch-eager"
-    sequence: int = Field(ge=0)
+    sequence: int = Field(ge=0, le=MOST)
     batch: _Batch
     mesh: _Mesh
     axis_order: AxisOrder = AXIS_ORDERS[0]
     schedule: _Schedule
-    zero_group: int = Field(gt=0)
+    zero_group: Count
     stages: list[_Stage] = Field(min_length=1)
-    placed_for: int = Field(gt=0)
+    placed_for: Count
     placements: dict[str, _Placements]
     optimizer: _Optimizer
     certificate: _Certificate
@@ -253,7 +253,7 @@ def _parse(text: str, where: str) -> _File:
         data = parse_mapping(text)
     except ValueError as error:
         raise PlanFileError(where, str(error), "give what `shardwright plan` wrote") from None
-    if data.get("format") != FORMAT:
+    if type(data.get("format")) is not int or data["format"] != FORMAT:
         wrong = f"is {data['format']!r}" if "format" in data else "is missing"
         raise PlanFileError(f"{where}: format", wrong, f"this version reads format {FORMAT}; plan again")
     try:
@@ -330,6 +330,8 @@ def _stages(file: _File, where: str, graph: ModelGraph) -> tuple[StagePlan, ...]
 
 def _range(text: str, position: Mapping[str, int], field: str) -> tuple[int, int]:
     names = [text] if text in position else [name.strip() for name in text.split(" - ")]
+    if len(names) > 2:
+        raise PlanFileError(field, f"{text!r} names {len(names)} blocks", 'give "first - last", or one name')
     for name in names:
         if name not in position:
             raise PlanFileError(field, f"{name!r} is no block", f'"first - last" with names such as {next(iter(position))}')

@@ -33,6 +33,8 @@ LEAVES_AFTER_S = 30.0
 """How long a rank that was refused waits for rank 0 to say why: torchrun ends all ranks as soon as one has left."""
 
 
+MOST_STEPS = 10**9
+"""Beyond it a number is a slip of the keyboard, and with hundreds of digits no float: rates are computed with it."""
 FILES = ("metrics", "export_start", "dump_gradients")
 """Options that name a file which rank 0 writes."""
 PROGRAM = Path(__file__).parent.parent
@@ -119,9 +121,11 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     add("--dump-gradients", type=Path, help="write the whole gradients of this run's first step to this file")
     parser.set_defaults(**defaults)
     options = Options(**vars(parser.parse_args(arguments)))
-    if options.steps < 1:
-        raise ProgramError("--steps", str(options.steps), "a number of steps from 1 up")
-    for name in ("checkpoint_every", "warmup", "decay_steps", "learning_rate", "weight_decay", "clip"):
+    for name, least in (("steps", 1), ("checkpoint_every", 0), ("warmup", 0), ("decay_steps", 0)):
+        if not least <= getattr(options, name) <= MOST_STEPS:
+            right = f"a number of steps from {least} to {MOST_STEPS:,}"
+            raise ProgramError(f"--{name.replace('_', '-')}", str(getattr(options, name)), right)
+    for name in ("learning_rate", "weight_decay", "clip"):
         value = getattr(options, name)
         if not (math.isfinite(value) and value >= 0):
             raise ProgramError(f"--{name.replace('_', '-')}", str(value), "0 or more")

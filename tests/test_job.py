@@ -77,6 +77,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     ("model: m.py:b\nbatsh: 3", "batsh"),
     ("model: m.py:b\nbatch: many", "batch"),
     ("model: m.py:b\noptimizer: {learning_rate: -1}", "optimizer.learning_rate"),
+    ("model: m.py:b\noptimizer: {warmup_steps: 9999999999}", "optimizer.warmup_steps: is 9999999999; .* 1000000000"),
     ("model: m.py:b\nprecision: int8", "precision"),
 ])
 def test_a_wrong_file_names_the_field(tmp_path: Path, text: str, named: str) -> None:

@@ -91,8 +91,8 @@ def test_data_that_is_no_token_file(workers: Workers, program: Emitted, tmp_path
 @pytest.mark.parametrize("flags", [
     ("--steps", "none"), ("--steps", "0"), ("--checkpoint-every", "-1"), ("--learning-rate", "-1"),
     ("--learning-rate", "nan"), ("--weight-decay", "-0.1"), ("--clip", "-1"), ("--warmup", "-2"), ("--decay-steps", "-1"),
-    ("--colour", "red"),
-], ids=" ".join)
+    ("--colour", "red"), *((name, "9" * 400) for name in ("--steps", "--warmup", "--decay-steps", "--checkpoint-every")),
+], ids=lambda flags: " ".join(flags)[:30])
 def test_a_bad_flag(flags: tuple[str, str]) -> None:
     with pytest.raises(ProgramError, match=flags[0]) as caught:
         parse_options(flags)
