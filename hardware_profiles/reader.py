@@ -14,6 +14,7 @@ from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.files import text_of
+from hardware_profiles.levels import check_levels, check_order, links_of_part, sizes
 from hardware_profiles.problems import first_problem
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
@@ -65,8 +66,9 @@ def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     if chip not in names:
         raise ProfileFormatError(f"{where}: chip", f"unknown chip {chip!r}", f"use one of {', '.join(names)}")
     found = parse_yaml((folder / f"{chip}.yaml").read_text(encoding="utf-8"), chip)
-    links = merge(found.pop("links", {}), content.get("links", {}))
-    return {**content, "chip": found, "links": links}
+    links = found.pop("links", {})
+    links = links_of_part(links, links.get("node", {}).get("size"), content.get("devices_per_node"))
+    return {**content, "chip": found, "links": merge(links, content.get("links", {}))}
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
     if document.chip.training_dtype not in document.chip.peak:
         wrong = f"the chip has no rate for {document.chip.training_dtype}"
         raise ProfileFormatError(f"{where}: chip.training_dtype", wrong, f"one of {', '.join(document.chip.peak)}")
+    check_levels(document, where)
     return document
 
 
@@ -156,13 +159,8 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
     si = {path: to_si(q.value, q.unit, _DIMENSIONS[_field(path)], path) for path, q in quantities(document)}
     devices = nodes * devices_per_node
     levels: list[Level] = []
-    for name, link in document.links.items():
-        size = devices if link.size is None else min(link.size, devices)
-        if name == "node":
-            size = min(size, devices_per_node)
-        if levels and size <= levels[-1].size and not (len(levels) == 1 and levels[0].size == 1):
-            continue
-        at = f"links.{name}"
+    for name, size in sizes(document, nodes, devices_per_node).items():
+        link, at = document.links[name], f"links.{name}"
         spec = Link(
             name=link.technology,
             bandwidth_bytes_s=si[f"{at}.bandwidth"],
@@ -235,9 +233,19 @@ def read_file(path: Path) -> tuple[ProfileDocument, str]:
         raise ProfileFormatError(where, wrong, "give a readable YAML file") from error
     content = parse_yaml(text, where)
     if "base" in content:
-        base = content.pop("base")
-        if not isinstance(base, str):
-            raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
-        profile = {**profile_content(base, f"{where}: base"), "name": path.stem}
-        content = merge(profile, _with_origin(profile, content, path.name))
+        return _changed(content.pop("base"), content, path), where
     return read_document(with_chip(content, where), where), where
+
+
+def _changed(base: object, changes: Mapping[str, Any], path: Path) -> ProfileDocument:
+    """The packaged profile ``base`` under the changes that a file makes, called as the file is."""
+    where = str(path)
+    if not isinstance(base, str):
+        raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
+    content = profile_content(base, f"{where}: base")
+    whole = content["devices_per_node"]
+    links = links_of_part(content["links"], whole, changes.get("devices_per_node", whole))
+    profile = {**content, "name": path.stem, "links": links}
+    document = read_document(with_chip(merge(profile, _with_origin(profile, changes, path.name)), where), where)
+    check_order(document, links, base, where)
+    return document

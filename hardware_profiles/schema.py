@@ -83,7 +83,8 @@ class LinkDocument(_Strict):
 
 
 class ProfileDocument(_Strict):
-    """A whole profile. ``links`` from the innermost level outwards; ``nodes`` only in a resolved cluster."""
+    """A whole profile. ``links`` in any order: a level lies inside those of more devices. ``nodes`` only in a resolved
+    cluster."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from hardware_profiles import Cluster, Level, ProfileFormatError, profile_names, resolve_cluster
+from hardware_profiles.levels import part_of
 from planner.ir.errors import ProfileError
 
 Resize = Callable[[Cluster, int, int], Cluster]
@@ -43,15 +44,12 @@ def resized(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
     if nodes > 1 and cluster.nodes == 1 and cluster.levels[-1].size <= cluster.devices_per_node:
         raise ProfileError(cluster.name, "has one node and no link between nodes", "give a profile that has its network")
     found: list[Level] = []
-    for at, level in enumerate(cluster.levels):
-        last = at == len(cluster.levels) - 1
-        size = min(devices if last else level.size, devices)
-        if at == 0 and level.size <= cluster.devices_per_node:
-            size = min(level.size, per_node)
+    for level in cluster.levels:
+        size = min(part_of(level.size, cluster.devices_per_node, per_node), devices)
+        if level is cluster.levels[-1]:
+            size = devices
         if not found or size > found[-1].size:
             found.append(replace(level, size=size))
-    if found[-1].size < devices:
-        found[-1] = replace(found[-1], size=devices)
     return replace(cluster, nodes=nodes, devices_per_node=per_node, levels=tuple(found))
 
 

@@ -1,0 +1,93 @@
+"""Levels: which links lie inside which, by the devices that each holds, and what a part of a cluster keeps of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.schema import LinkDocument, ProfileDocument
+
+
+def part_of(size: int, whole: int, used: int) -> int:
+    """Devices of a level of ``size`` where ``used`` of each node's ``whole`` devices count: of a level inside a node no more
+    than these, else those of as many nodes as before."""
+    return min(size, used) if size <= whole else size // whole * used
+
+
+def links_of_part(links: Mapping[str, Any], whole: object, used: object) -> dict[str, Any]:
+    """A packaged profile's links, not yet validated, where ``used`` of each node's ``whole`` devices count; without those that
+    add no device to an inner one then."""
+    if type(whole) is not int or type(used) is not int or used == whole:
+        return dict(links)
+    found: dict[str, Any] = {}
+    inside = 0
+    for name, link in links.items():
+        size = None if link["size"] is None else part_of(link["size"], whole, used)
+        if size is None or size > inside:
+            found[name], inside = {**link, "size": size}, size or inside
+    return found
+
+
+def sizes(document: ProfileDocument, nodes: int, devices_per_node: int) -> dict[str, int]:
+    """Devices of each level of ``nodes`` x ``devices_per_node``, innermost first; levels that add no device to an inner one
+    are left out."""
+    devices, whole = nodes * devices_per_node, document.devices_per_node
+    found: dict[str, int] = {}
+    inside = 0
+    for name, link in _inwards_out(document.links):
+        size = devices if link.size is None else min(part_of(link.size, whole, devices_per_node), devices)
+        if size > inside:
+            found[name] = inside = size
+    return found
+
+
+def check_levels(document: ProfileDocument, where: str) -> None:
+    """Refuse links that do not lie one inside the other, naming the field."""
+    node = document.links.get("node")
+    if node is not None and node.size is not None and node.size > document.devices_per_node:
+        wrong = f"{node.size} is more than devices_per_node, {document.devices_per_node}"
+        raise ProfileFormatError(f"{where}: links.node.size", wrong, "a node's own link joins the devices of one node")
+    for (inner, inside), (outer, outside) in pairwise(_inwards_out(document.links)):
+        if inside.size == outside.size:
+            wrong = f"{_told(outside)}, as {inner}'s is"
+            right = "give the one that lies inside the other its number of devices"
+            raise ProfileFormatError(f"{where}: links.{outer}.size", wrong, right)
+        if inside.size is not None:
+            _check_whole(document, outer, inside.size, f"{inner}'s", where)
+    for name in document.links:
+        _check_whole(document, name, document.devices_per_node, "devices_per_node,", where)
+
+
+def _check_whole(document: ProfileDocument, name: str, inner: int, told: str, where: str) -> None:
+    """Refuse a level that holds a part of one of ``inner`` devices. All devices of a node or of the cluster may: there it ends
+    where a cluster uses no more."""
+    size, whole = document.links[name].size, document.devices_per_node
+    ends = (whole, whole * document.nodes if document.nodes is not None else whole)
+    if size is not None and size > inner and size % inner and size not in ends:
+        right = f"a level holds whole ones of what lies inside it; give a multiple of {inner}"
+        raise ProfileFormatError(f"{where}: links.{name}.size", f"{size} is no multiple of {told} {inner}", right)
+
+
+def check_order(document: ProfileDocument, names: Iterable[str], base: str, where: str) -> None:
+    """Refuse a size by which a level of the profile ``base`` changes places with another; ``names``: its levels, innermost
+    first."""
+    kept = [(name, document.links[name]) for name in names]
+    for (inner, inside), (outer, outside) in pairwise(kept):
+        if _reach(outside) < _reach(inside):
+            wrong = f"{_told(outside)}, less than {inner}'s {_told(inside)}, which lies inside it in {base}"
+            raise ProfileFormatError(f"{where}: links.{outer}.size", wrong, "sizes are numbers of devices, not of nodes")
+
+
+def _inwards_out(links: Mapping[str, LinkDocument]) -> list[tuple[str, LinkDocument]]:
+    return sorted(links.items(), key=lambda item: _reach(item[1]))
+
+
+def _reach(link: LinkDocument) -> float:
+    return math.inf if link.size is None else link.size
+
+
+def _told(link: LinkDocument) -> str:
+    return "null (all devices)" if link.size is None else str(link.size)

@@ -1,0 +1,91 @@
+"""Levels lie inside each other by their sizes, wherever a file has them; what does not lie so is refused by its field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml, resolve_cluster
+from planner.clusters import resized
+
+NEW = """
+    technology: InfiniBand NDR
+    size: {size}
+    bandwidth: {{value: 100, unit: Gbit/s, kind: datasheet, source: our invoice}}
+    latency: {{value: 8, unit: us, kind: datasheet, source: our invoice}}
+    efficiency: {{value: 0.74, unit: ratio, kind: datasheet, source: our invoice}}
+    half_message: {{value: 1.875, unit: MB, kind: datasheet, source: our invoice}}
+"""
+
+
+def of(folder: Path, text: str, size: str = "null", counts: str = "") -> Cluster:
+    path = folder / "mine.yaml"
+    path.write_text(text.replace("NEW", NEW.format(size=size)))
+    return resolve_cluster(f"{path}{counts}")
+
+
+def sizes(cluster: Cluster) -> dict[str, int]:
+    return {level.name: level.size for level in cluster.levels}
+
+
+RACKS = "base: dgx-h100\nnodes: 12\nlinks:\n  rack:NEW"
+
+
+def test_a_new_level_lies_where_its_size_says(tmp_path: Path) -> None:
+    """Between node and fabric, though the base's file has these first."""
+    cluster = of(tmp_path, RACKS, "32")
+    assert sizes(cluster) == {"node": 8, "rack": 32, "fabric": 96}
+    assert cluster.levels[1].link.bandwidth_bytes_s == 12.5e9
+    assert cluster_from_yaml(cluster_to_yaml(cluster)) == cluster
+    assert sizes(of(tmp_path, "base: dgx-h100\nnodes: 12\nlinks:\n  fabric: {size: 32}\n  spine:NEW")) == {
+        "node": 8, "fabric": 32, "spine": 96,
+    }
+
+
+def test_levels_that_a_cluster_does_not_reach_are_left_out(tmp_path: Path) -> None:
+    assert sizes(of(tmp_path, RACKS, "32", ":4")) == {"node": 8, "rack": 32}
+    assert sizes(of(tmp_path, RACKS, "32", ":2")) == {"node": 8, "rack": 16}
+    assert sizes(of(tmp_path, RACKS, "256")) == {"node": 8, "rack": 96}
+    assert sizes(of(tmp_path, RACKS, "32", ":5")) == {"node": 8, "rack": 32, "fabric": 40}
+    assert sizes(of(tmp_path, RACKS, "32", ":1x1")) == {"node": 1}
+
+
+def test_a_part_of_each_node_keeps_its_levels(tmp_path: Path) -> None:
+    """Levels inside a node are cut with it, a rack holds as many nodes as before; so where a file says the part."""
+    board = "base: dgx-h100\nnodes: 8\nlinks:\n  board:NEW"
+    assert sizes(of(tmp_path, RACKS, "32", ":12x6")) == {"node": 6, "rack": 24, "fabric": 72}
+    assert sizes(of(tmp_path, board, "4", ":8x2")) == {"board": 2, "fabric": 16}
+    assert sizes(resolve_cluster("jean-zay-a100:2x4")) == {"node": 4, "fabric": 8}
+    assert sizes(of(tmp_path, "base: jean-zay-a100\nnodes: 2\ndevices_per_node: 4\n")) == {"node": 4, "fabric": 8}
+    part = resolve_cluster("jean-zay-a100:2x6")
+    assert sizes(part) == {"node": 4, "boards": 6, "fabric": 12}
+    assert cluster_from_yaml(cluster_to_yaml(part)) == part
+
+
+def test_a_cluster_in_another_size_keeps_its_levels(tmp_path: Path) -> None:
+    cluster = of(tmp_path, RACKS, "32")
+    assert sizes(resized(cluster, 13, 8)) == {"node": 8, "rack": 32, "fabric": 104}
+    assert sizes(resized(cluster, 12, 6)) == {"node": 6, "rack": 24, "fabric": 72}
+    board = replace(resolve_cluster("jean-zay-a100:2"), name="mine")
+    assert sizes(resized(board, 2, 4)) == {"node": 4, "fabric": 8}
+
+
+H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes: 8\nlinks: "
+
+
+@pytest.mark.parametrize(("text", "size", "says"), [
+    (RACKS, "8", "links.rack.size: 8, as node's is; give the one that lies inside the other its number of devices"),
+    (RACKS, "null", "links.rack.size: null (all devices), as fabric's is; give the one"),
+    (RACKS, "20", "links.rack.size: 20 is no multiple of node's 8; a level holds whole ones of what lies inside it"),
+    (BOARDS + "{boards: {size: 4}}", "", "links.boards.size: 4, as node's is"),
+    (BOARDS + "{node: {size: 2}, boards: {size: 12}}", "", "links.boards.size: 12 is no multiple of devices_per_node, 8"),
+    (H100 + "{fabric: {size: 4}}", "", "links.fabric.size: 4, less than node's 8, which lies inside it in dgx-h100; sizes are"),
+    (H100 + "{node: {size: null}, fabric: {size: 16}}", "", "links.fabric.size: 16, less than node's null (all devices)"),
+    (H100 + "{node: {size: 16}}", "", "links.node.size: 16 is more than devices_per_node, 8"),
+])
+def test_levels_that_do_not_lie_inside_each_other_are_refused(tmp_path: Path, text: str, size: str, says: str) -> None:
+    with pytest.raises(ProfileFormatError, match=r"mine\.yaml: ") as caught:
+        of(tmp_path, text, size)
+    assert says in str(caught.value)
