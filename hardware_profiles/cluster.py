@@ -55,6 +55,7 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """``nodes`` x ``devices_per_node`` equal chips; ``levels`` innermost first, the last one holds every device.
+    ``host_devices``: of each of the hosts that make a node, which programs are started on (None: a node is one host);
     ``sources``: kind and source of each number, by its dotted path in the profile."""
 
     name: str
@@ -62,6 +63,7 @@ class Cluster:
     levels: tuple[Level, ...]
     nodes: int
     devices_per_node: int
+    host_devices: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -69,8 +71,16 @@ class Cluster:
         return self.nodes * self.devices_per_node
 
     @property
+    def devices_per_host(self) -> int:
+        return self.host_devices or self.devices_per_node
+
+    @property
+    def hosts(self) -> int:
+        return self.devices // self.devices_per_host
+
+    @property
     def fingerprint(self) -> str:
-        """16 hex digits over every number that can change a prediction (sources cannot)."""
+        """16 hex digits over every number that can change a prediction (hosts and sources cannot)."""
         facts = asdict(self)
-        del facts["sources"]
+        del facts["host_devices"], facts["sources"]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

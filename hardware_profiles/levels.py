@@ -17,9 +17,24 @@ def part_of(size: int, whole: int, used: int) -> int:
     return min(size, used) if size <= whole else size // whole * used
 
 
+def host_part(host_devices: int | None, used: int) -> int | None:
+    """Devices that hosts of ``host_devices`` give each where ``used`` of a node count: as many as all of them can."""
+    if host_devices is None:
+        return None
+    return next(count for count in range(min(host_devices, used), 0, -1) if used % count == 0)
+
+
+def profile_of_part(content: Mapping[str, Any], used: object) -> dict[str, Any]:
+    """A packaged profile where ``used`` devices of each node count, a number that nobody has looked at yet."""
+    hosts = content.get("host_devices")
+    if type(used) is int and used > 0:
+        hosts = host_part(hosts, used)
+    return {**content, "links": links_of_part(content["links"], content["devices_per_node"], used), "host_devices": hosts}
+
+
 def links_of_part(links: Mapping[str, Any], whole: object, used: object) -> dict[str, Any]:
-    """A packaged profile's links, not yet validated, where ``used`` of each node's ``whole`` devices count; without those that
-    add no device to an inner one then."""
+    """Packaged links where ``used`` of each node's ``whole`` devices count; without those that add no device to an inner one
+    then."""
     if type(whole) is not int or type(used) is not int or used == whole:
         return dict(links)
     found: dict[str, Any] = {}
@@ -45,11 +60,17 @@ def sizes(document: ProfileDocument, nodes: int, devices_per_node: int) -> dict[
 
 
 def check_levels(document: ProfileDocument, where: str) -> None:
-    """Refuse links that do not lie one inside the other, naming the field."""
+    """Refuse links that do not lie one inside the other and hosts that make no node, naming the field."""
     node = document.links.get("node")
     if node is not None and node.size is not None and node.size > document.devices_per_node:
         wrong = f"{node.size} is more than devices_per_node, {document.devices_per_node}"
-        raise ProfileFormatError(f"{where}: links.node.size", wrong, "a node's own link joins the devices of one node")
+        right = f"its link joins a node's devices: give devices_per_node: {node.size} and fewer nodes, and host_devices: "
+        right += f"{document.devices_per_node} where hosts of so many make a node"
+        raise ProfileFormatError(f"{where}: links.node.size", wrong, right)
+    hosts = document.host_devices
+    if hosts is not None and document.devices_per_node % hosts:
+        wrong = f"{hosts} does not divide devices_per_node, {document.devices_per_node}"
+        raise ProfileFormatError(f"{where}: host_devices", wrong, "give the devices of each of the hosts that make a node")
     for (inner, inside), (outer, outside) in pairwise(_inwards_out(document.links)):
         if inside.size == outside.size:
             wrong = f"{_told(outside)}, as {inner}'s is"

@@ -14,7 +14,7 @@ from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.files import text_of
-from hardware_profiles.levels import check_levels, check_order, links_of_part, sizes
+from hardware_profiles.levels import check_levels, check_order, host_part, links_of_part, profile_of_part, sizes
 from hardware_profiles.problems import first_problem
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
@@ -176,7 +176,8 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
     if levels[-1].size < devices:
         raise ProfileFormatError(document.name, f"the links reach {levels[-1].size} of {devices} devices", "give fewer nodes")
     sources = {path: f"{q.kind}: {q.source}" for path, q in quantities(document)}
-    return Cluster(document.name, _build_chip(document, si), tuple(levels), nodes, devices_per_node, sources)
+    hosts = host_part(document.host_devices, devices_per_node)
+    return Cluster(document.name, _build_chip(document, si), tuple(levels), nodes, devices_per_node, hosts, sources)
 
 
 def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
@@ -243,9 +244,7 @@ def _changed(base: object, changes: Mapping[str, Any], path: Path) -> ProfileDoc
     if not isinstance(base, str):
         raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
     content = profile_content(base, f"{where}: base")
-    whole = content["devices_per_node"]
-    links = links_of_part(content["links"], whole, changes.get("devices_per_node", whole))
-    profile = {**content, "name": path.stem, "links": links}
+    profile = profile_of_part({**content, "name": path.stem}, changes.get("devices_per_node", content["devices_per_node"]))
     document = read_document(with_chip(merge(profile, _with_origin(profile, changes, path.name)), where), where)
-    check_order(document, links, base, where)
+    check_order(document, profile["links"], base, where)
     return document

@@ -112,6 +112,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
         "name": cluster.name,
         "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
+        **({} if cluster.host_devices is None else {"host_devices": cluster.host_devices}),
         "chip": {
             "name": chip.name,
             "memory": quantity("chip.memory", chip.memory_bytes, "B"),

@@ -84,11 +84,12 @@ class LinkDocument(_Strict):
 
 class ProfileDocument(_Strict):
     """A whole profile. ``links`` in any order: a level lies inside those of more devices. ``nodes`` only in a resolved
-    cluster."""
+    cluster. ``host_devices`` None: a node is one host."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
     devices_per_node: Annotated[int, Field(ge=1)]
+    host_devices: Annotated[int, Field(ge=1)] | None = None
     nodes: Annotated[int, Field(ge=1)] | None = None
     chip: ChipDocument
     links: Annotated[dict[str, LinkDocument], Field(min_length=1)]

@@ -152,13 +152,14 @@ def emit(
     try:
         emit_program(
             bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,
-            machine=Machine(cluster.devices_per_node, host=cluster.chip.is_host), beside=beside(path),
+            machine=Machine(cluster.devices_per_host, host=cluster.chip.is_host), beside=beside(path),
         )
     except OSError as error:
         raise JobError(f"--output {output}", f"cannot be written ({error.strerror})", "give a writable directory") from error
     start = f"torchrun --nproc-per-node {cluster.devices} {shlex.quote(str(output / 'train.py'))}"
-    if cluster.nodes > 1:
-        start = f"MASTER_ADDR=FIRST_NODE {shlex.quote(str(output / 'launch.sh'))} on each of {cluster.nodes} nodes"
+    if cluster.hosts > 1:
+        each = f"each of {cluster.hosts} nodes of {cluster.devices_per_host} devices"
+        start = f"MASTER_ADDR=FIRST_NODE {shlex.quote(str(output / 'launch.sh'))} on {each}"
     _progress(f"wrote {output}; run: {start}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from hardware_profiles import Cluster, Level, ProfileFormatError, profile_names, resolve_cluster
-from hardware_profiles.levels import part_of
+from hardware_profiles.levels import host_part, part_of
 from planner.ir.errors import ProfileError
 
 Resize = Callable[[Cluster, int, int], Cluster]
@@ -33,11 +33,13 @@ def resized(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
     Where its links are those of the packaged profile of its name, that profile's in the new size; otherwise its levels, cut or
     (the outermost one) extended. Raises ProfileError for more than one node of a cluster that knows no link between nodes.
     """
+    sized = replace(
+        cluster, nodes=nodes, devices_per_node=per_node, host_devices=host_part(cluster.host_devices, per_node)
+    )
     if cluster.name in profile_names():
         try:
             if resolve_cluster(f"{cluster.name}:{cluster.nodes}x{cluster.devices_per_node}").levels == cluster.levels:
-                levels = resolve_cluster(f"{cluster.name}:{nodes}x{per_node}").levels
-                return replace(cluster, nodes=nodes, devices_per_node=per_node, levels=levels)
+                return replace(sized, levels=resolve_cluster(f"{cluster.name}:{nodes}x{per_node}").levels)
         except ProfileFormatError as error:
             raise ProfileError(error.where, error.wrong, error.right) from error
     devices = nodes * per_node
@@ -50,7 +52,7 @@ def resized(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
             size = devices
         if not found or size > found[-1].size:
             found.append(replace(level, size=size))
-    return replace(cluster, nodes=nodes, devices_per_node=per_node, levels=tuple(found))
+    return replace(sized, levels=tuple(found))
 
 
 def sizes_up_to(cluster: Cluster) -> Iterator[tuple[int, int]]:

@@ -47,6 +47,21 @@ def test_what_emit_says_to_run_can_be_pasted(planned: tuple[Path, Outcome], tmp_
     assert f"run: torchrun --nproc-per-node 4 '{tmp_path / 'a program' / 'train.py'}'\n" in outcome.err
 
 
+def test_a_program_is_started_on_hosts(tmp_path: Path) -> None:
+    """Two of a GB200 rack's trays hold eight of the devices that NVLink joins: a node of the cluster, not of a launcher."""
+    plan, program = tmp_path / "plan.yaml", tmp_path / "program"
+    pins = ("--pin", "data=8", "--pin", "zero=0")
+    planned = run("plan", *SMALL, "--cluster", "gb200-nvl72:1x8", "--batch", 8, *pins, "-o", plan)
+    assert planned.code == 0, planned.err
+    outcome = run("emit", plan, "-o", program)
+    assert outcome.code == 0 and outcome.err.endswith("launch.sh on each of 2 nodes of 4 devices\n"), outcome.err
+    assert "--nnodes 2 --nproc-per-node 4 " in (program / "launch.sh").read_text()
+    slurm = (program / "launch.sbatch").read_text()
+    assert "--nodes=2\n" in slurm and "--gpus-per-node=4\n" in slurm
+    for file in ("README.md", "train.py"):
+        assert "on each of 2 nodes of 4 devices" in (program / file).read_text()
+
+
 def test_a_programs_own_plan_is_emitted_again(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     program = tmp_path / "program"
     assert run("emit", planned[0], "-o", program).code == 0

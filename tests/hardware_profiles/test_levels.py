@@ -64,6 +64,22 @@ def test_a_part_of_each_node_keeps_its_levels(tmp_path: Path) -> None:
     assert cluster_from_yaml(cluster_to_yaml(part)) == part
 
 
+def test_hosts_make_a_node(tmp_path: Path) -> None:
+    """Of a part of a node they give equally many; a prediction does not follow them."""
+    rack = resolve_cluster("gb200-nvl72:2")
+    assert (rack.devices_per_node, rack.devices_per_host, rack.hosts) == (72, 4, 36)
+    assert resolve_cluster("gb300-nvl72:1").hosts == 18
+    assert replace(rack, host_devices=8).fingerprint == rack.fingerprint
+    assert cluster_from_yaml(cluster_to_yaml(rack)) == rack
+    for used, hosts in ((8, 2), (6, 2), (2, 1), (1, 1), (7, 7)):
+        part = resolve_cluster(f"gb200-nvl72:1x{used}")
+        assert (part.hosts, part.hosts * part.devices_per_host) == (hosts, used)
+        assert cluster_from_yaml(cluster_to_yaml(part)) == part == resized(rack, 1, used)
+        assert of(tmp_path, f"base: gb200-nvl72\nnodes: 1\ndevices_per_node: {used}\n").hosts == hosts
+    assert resolve_cluster("dgx-h100:2").hosts == 2
+    assert of(tmp_path, "base: dgx-h100\nnodes: 2\nhost_devices: 4\n").hosts == 4
+
+
 def test_a_cluster_in_another_size_keeps_its_levels(tmp_path: Path) -> None:
     cluster = of(tmp_path, RACKS, "32")
     assert sizes(resized(cluster, 13, 8)) == {"node": 8, "rack": 32, "fabric": 104}
@@ -84,6 +100,11 @@ H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes:
     (H100 + "{fabric: {size: 4}}", "", "links.fabric.size: 4, less than node's 8, which lies inside it in dgx-h100; sizes are"),
     (H100 + "{node: {size: null}, fabric: {size: 16}}", "", "links.fabric.size: 16, less than node's null (all devices)"),
     (H100 + "{node: {size: 16}}", "", "links.node.size: 16 is more than devices_per_node, 8"),
+    ("base: gb200-nvl72\nnodes: 36\ndevices_per_node: 4\nlinks: {node: {size: 72}}", "",
+     "4; its link joins a node's devices: give devices_per_node: 72 and fewer nodes, and host_devices: 4 where hosts of so"),
+    ("base: dgx-h100\nnodes: 8\nhost_devices: 3\n", "", "host_devices: 3 does not divide devices_per_node, 8; give"),
+    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: many\n", "", "devices_per_node: Input should be a valid integer"),
+    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: 0\n", "", "devices_per_node: Input should be greater"),
 ])
 def test_levels_that_do_not_lie_inside_each_other_are_refused(tmp_path: Path, text: str, size: str, says: str) -> None:
     with pytest.raises(ProfileFormatError, match=r"mine\.yaml: ") as caught:

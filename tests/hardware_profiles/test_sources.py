@@ -13,7 +13,7 @@ import hardware_profiles
 
 FOLDER = Path(hardware_profiles.__file__).parent
 FILES = sorted(FOLDER.glob("*/*.yaml"))
-COUNTS = ("size", "devices_per_node", "nodes")
+COUNTS = ("size", "devices_per_node", "host_devices", "nodes")
 """How many there are: no quantities."""
 
 
