@@ -15,8 +15,8 @@ from planner.trace.lines import is_users, source_of
 
 KINDS = {"BUFFER_MUTATION": "buffer {}", "PARAMETER_MUTATION": "parameter {}", "USER_INPUT_MUTATION": "its input"}
 ADVICE = "statistics over a batch differ between micro-batches and plans; use a norm without running averages"
-REPLACED = ("keep what a pass computes in a local variable; what one leaves to the next, such as statistics over a batch, differs "
-            "between micro-batches and plans")
+REPLACED = ("keep what a pass computes in a local variable; what one leaves to the next, such as statistics over a batch, "
+            "differs between micro-batches and plans")
 NORMED = ("each micro-batch would change the rows that it has: leave max_norm out, or scale what is looked up, "
           "x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)")
 POWERED = ("its power iteration goes on in every forward pass, and how many a step has the plan says: remove it, or use "

@@ -103,8 +103,8 @@ H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes:
     ("base: gb200-nvl72\nnodes: 36\ndevices_per_node: 4\nlinks: {node: {size: 72}}", "",
      "4; its link joins a node's devices: give devices_per_node: 72 and fewer nodes, and host_devices: 4 where hosts of so"),
     ("base: dgx-h100\nnodes: 8\nhost_devices: 3\n", "", "host_devices: 3 does not divide devices_per_node, 8; give"),
-    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: many\n", "", "devices_per_node: Input should be a valid integer"),
-    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: 0\n", "", "devices_per_node: Input should be greater"),
+    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: many\n", "", "devices_per_node: is 'many'; input should be a valid integer"),
+    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: 0\n", "", "devices_per_node: is 0; input should be greater"),
 ])
 def test_levels_that_do_not_lie_inside_each_other_are_refused(tmp_path: Path, text: str, size: str, says: str) -> None:
     with pytest.raises(ProfileFormatError, match=r"mine\.yaml: ") as caught:

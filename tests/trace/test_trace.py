@@ -380,7 +380,7 @@ def make():
     ("x = self.s(x)", r"\.py:\d+: forward changes buffer s.parametrizations.* \(spectral_norm\) in place; its power"),
     ("x = self.t(x)", r"\.py:\d+: forward changes buffer t.weight_u \(spectral_norm\) in place; .* or use .*weight_norm"),
     ("self.n.running_mean = x.detach().mean((0, 1))",
-     r"user_model\.py:\d+: forward replaces buffer n.running_mean; keep what a pass computes in a local variable; .* statistics"),
+     r"user_model\.py:\d+: forward replaces buffer n.running_mean; keep what a pass computes in a local .* statistics"),
     ("self.n.running_mean = self.n.running_mean.double()", "forward replaces buffer n.running_mean; keep what a pass computes"),
     ("x = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)", "statistics over the batch"),
     ("x = x + torch.rand_like(x)", "rand_like draws random numbers in forward; only dropout may: its masks are drawn again"),
