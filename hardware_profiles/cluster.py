@@ -15,8 +15,8 @@ from hardware_profiles.chip import Chip
 class Link:
     """What one accelerator can send at a level, one way, while every other accelerator of the level sends too.
 
-    ``efficiency``: share of ``bandwidth_bytes_s`` that large messages reach; ``half_bytes``: bytes on the wire of one
-    call at which the call reaches half of that; ``latency_s``: one step between two accelerators;
+    ``efficiency``: share of ``bandwidth_bytes_s`` that large messages reach; ``start_s``: to start one call, whatever it
+    sends; ``latency_s``: one step between two accelerators;
     ``peer_bytes_s``: what reaches any one peer (less than the whole where accelerators are wired pair by pair);
     ``reduce_scatter``: how the library makes it (gloo: an all-reduce of which each rank keeps its part);
     ``torus``: one axis of a torus, whose axes carry a collective at the same time; ``send``: what a send takes of the seconds
@@ -27,16 +27,11 @@ class Link:
     bandwidth_bytes_s: float
     latency_s: float
     efficiency: float
-    half_bytes: float
+    start_s: float
     peer_bytes_s: float
     reduce_scatter: Literal["ring", "all_reduce"] = "ring"
     torus: bool = False
     send: float = 1.0
-
-    @property
-    def start_s(self) -> float:
-        """Seconds to start one call: what ``half_bytes`` take at the full rate."""
-        return self.half_bytes / (self.bandwidth_bytes_s * self.efficiency)
 
     def rate(self, members: int) -> float:
         """Bytes/s that one of ``members`` >= 2 accelerators reaches with large messages to the others."""

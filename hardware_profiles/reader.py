@@ -26,7 +26,7 @@ _DIMENSIONS = {
     "attention_portable": "ratio",
     "memory_efficiency": "ratio", "memory_irregular": "ratio", "memory_half": "bytes",
     "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
-    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "send": "ratio",
+    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "start": "s", "send": "ratio",
     "functions": "s/element",
     "attention_half_head": "elements", "attention_tile": "elements", "hook": "s", "host": "s",
 }  # fmt: skip
@@ -68,7 +68,8 @@ def with_chip(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     found = parse_yaml((folder / f"{chip}.yaml").read_text(encoding="utf-8"), chip)
     links = found.pop("links", {})
     links = links_of_part(links, links.get("node", {}).get("size"), content.get("devices_per_node"))
-    return {**content, "chip": found, "links": merge(links, content.get("links", {}))}
+    own = content.get("links", {})
+    return {**content, "chip": found, "links": merge(_starts_kept(links, own), own) if isinstance(own, Mapping) else own}
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -88,6 +89,29 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
+def _starts_kept(links: Mapping[str, Any], changes: object) -> dict[str, Any]:
+    """Packaged links to lay ``changes`` over. One that is given another rate starts its calls as before, unless
+    ``half_message`` is given with it: what was said of the old rate says another start of the new one."""
+    changed = changes if isinstance(changes, Mapping) else {}
+    return {name: _with_start(link, name) if _changes_rate(changed.get(name)) else link for name, link in links.items()}
+
+
+def _changes_rate(change: object) -> bool:
+    return isinstance(change, Mapping) and "half_message" not in change and bool(
+        change.keys() & {"bandwidth", "efficiency", "start"}
+    )
+
+
+def _with_start(link: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A packaged link with the start of a call in the place of its ``half_message``."""
+    half, bandwidth, efficiency = (
+        to_si(link[field]["value"], link[field]["unit"], _DIMENSIONS[field], f"links.{name}.{field}")
+        for field in ("half_message", "bandwidth", "efficiency")
+    )
+    start = {**link["half_message"], "value": half / (bandwidth * efficiency) * 1e6, "unit": "us"}
+    return {field: number for field, number in link.items() if field != "half_message"} | {"start": start}
+
+
 def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
     """Validate a profile's mapping; the first thing wrong is named by its field, also a unit or a share above 1."""
     try:
@@ -103,6 +127,10 @@ def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
         wrong = f"the chip has no rate for {document.chip.training_dtype}"
         raise ProfileFormatError(f"{where}: chip.training_dtype", wrong, f"one of {', '.join(document.chip.peak)}")
     check_levels(document, where)
+    for name, link in document.links.items():
+        if (link.start is None) == (link.half_message is None):
+            wrong = "is given beside half_message" if link.start is not None else "is missing"
+            raise ProfileFormatError(f"{where}: links.{name}.start", wrong, "give either start or half_message")
     return document
 
 
@@ -161,12 +189,13 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
     levels: list[Level] = []
     for name, size in sizes(document, nodes, devices_per_node).items():
         link, at = document.links[name], f"links.{name}"
+        rate = si[f"{at}.bandwidth"] * si[f"{at}.efficiency"]
         spec = Link(
             name=link.technology,
             bandwidth_bytes_s=si[f"{at}.bandwidth"],
             latency_s=si[f"{at}.latency"],
             efficiency=si[f"{at}.efficiency"],
-            half_bytes=si[f"{at}.half_message"],
+            start_s=si[f"{at}.start"] if link.start is not None else si[f"{at}.half_message"] / rate,
             peer_bytes_s=si.get(f"{at}.peer_bandwidth", si[f"{at}.bandwidth"]),
             reduce_scatter=link.reduce_scatter,
             torus=link.torus,
@@ -245,6 +274,7 @@ def _changed(base: object, changes: Mapping[str, Any], path: Path) -> ProfileDoc
         raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
     content = profile_content(base, f"{where}: base")
     profile = profile_of_part({**content, "name": path.stem}, changes.get("devices_per_node", content["devices_per_node"]))
+    profile["links"] = _starts_kept(profile["links"], changes.get("links"))
     document = read_document(with_chip(merge(profile, _with_origin(profile, changes, path.name)), where), where)
     check_order(document, profile["links"], base, where)
     return document

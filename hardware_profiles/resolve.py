@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
             "peer_bandwidth": quantity(f"links.{level.name}.peer_bandwidth", level.link.peer_bytes_s, "B/s"),
             "latency": quantity(f"links.{level.name}.latency", level.link.latency_s, "s"),
             "efficiency": quantity(f"links.{level.name}.efficiency", level.link.efficiency, "ratio"),
-            "half_message": quantity(f"links.{level.name}.half_message", level.link.half_bytes, "B"),
+            "start": quantity(_start_field(level.name, sources), level.link.start_s, "s"),
             "send": quantity(f"links.{level.name}.send", level.link.send, "ratio"),
             "reduce_scatter": level.link.reduce_scatter,
             "torus": level.link.torus,
@@ -132,6 +132,12 @@ def cluster_to_yaml(cluster: Cluster) -> str:
         "links": links,
     }
     return dump(content, width=120)
+
+
+def _start_field(level: str, sources: Mapping[str, str]) -> str:
+    """Where a profile said what starting a call of a level takes."""
+    start = f"links.{level}.start"
+    return start if start in sources else f"links.{level}.half_message"
 
 
 def _seldom_given(chip: Chip, quantity: Callable[[str, float, str], dict[str, object]]) -> dict[str, object]:

@@ -67,8 +67,9 @@ class ChipDocument(_Strict):
 
 
 class LinkDocument(_Strict):
-    """See :class:`hardware_profiles.cluster.Level`. ``size`` None: the whole cluster; no
-    ``peer_bandwidth``: a switch, which gives one peer the whole bandwidth."""
+    """See :class:`hardware_profiles.cluster.Level`. ``size`` None: the whole cluster; no ``peer_bandwidth``: a switch, which
+    gives one peer the whole bandwidth. One of ``start`` and ``half_message``: bytes on the wire of one call that take as long
+    as its start, at which it so reaches half of its rate."""
 
     technology: Annotated[str, Field(min_length=1)]
     size: Annotated[int, Field(ge=1)] | None
@@ -76,7 +77,8 @@ class LinkDocument(_Strict):
     peer_bandwidth: Quantity | None = None
     latency: Quantity
     efficiency: Quantity
-    half_message: Quantity
+    half_message: Quantity | None = None
+    start: Quantity | None = None
     send: Quantity | None = None
     torus: bool = False
     reduce_scatter: Literal["ring", "all_reduce"] = "ring"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from planner.why import Gain
+from hardware_profiles import Cluster, resolve_cluster
+from planner.bundle import read
+from planner.ir.errors import NoPlanFits
+from planner.ir.graph import ModelGraph
+from planner.search import Request, SearchResult
+from planner.why import Gain, request_of, sensitivity
 from tests.commands import SMALL, Outcome, run
 
 QUICK = ("--gap", "0.02", "--time-limit", "5")
@@ -111,6 +117,23 @@ def test_where_nothing_fits_there_is_no_table_of_nothing(
 
 def test_a_missing_plan_is_one_line() -> None:
     assert "missing.yaml: cannot be read" in run("why", "missing.yaml", "tensor=2").error
+
+
+def test_twice_the_bandwidth_starts_no_call_sooner(planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = replace(read(planned[0]), cluster=resolve_cluster("dgx-h100:2"))
+    seen = list[Cluster]()
+
+    def fitted(graph: ModelGraph, cluster: Cluster, request: Request, **options: object) -> SearchResult:
+        seen.append(cluster)
+        raise NoPlanFits("cluster", "seen")
+
+    monkeypatch.setattr("planner.why.fitted", fitted)
+    gains = list(sensitivity(bundle, request_of(bundle, gap=0.1, time_limit_s=1.0), lambda text: None))
+    for at, name in enumerate(("node", "fabric")):
+        asked = next(index for index, gain in enumerate(gains) if gain.change.startswith(f"twice the bandwidth of {name}"))
+        before, after = (cluster.levels[at].link for cluster in (bundle.cluster, seen[asked]))
+        assert after == replace(before, bandwidth_bytes_s=2 * before.bandwidth_bytes_s, peer_bytes_s=2 * before.peer_bytes_s)
+        assert after.start_s == before.start_s
 
 
 @pytest.mark.slow

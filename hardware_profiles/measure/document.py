@@ -189,7 +189,7 @@ def _link(measurement: Measurement, note: _Note) -> dict[str, Any]:
         "technology": "gloo over loopback" if gloo else "NCCL between the GPUs of a node", "size": machine.ranks,
         "bandwidth": note(fit.bytes_s / 1e9, "GB/s", how), "latency": note(fit.latency_s * 1e6, "us", how),
         "efficiency": note(1.0, "ratio", "the bandwidth is what was reached"),
-        "half_message": note(fit.start_s * fit.bytes_s / 1e3, "kB", how),
+        "start": note(fit.start_s * 1e6, "us", how),
         "send": note(fit.send, "ratio", sent),
         "reduce_scatter": "all_reduce" if gloo else "ring",
     }

@@ -92,10 +92,7 @@ def _share(devices: int, domain: int) -> int:
 
 
 def _at_speed(level: Level, bandwidth: float) -> Level:
-    """The level with another bandwidth; starting a call takes what it took."""
-    link = level.link
-    start = link.half_bytes / link.bandwidth_bytes_s
-    return replace(level, link=replace(link, bandwidth_bytes_s=bandwidth, peer_bytes_s=bandwidth, half_bytes=start * bandwidth))
+    return replace(level, link=replace(level.link, bandwidth_bytes_s=bandwidth, peer_bytes_s=bandwidth))
 
 
 @lru_cache(maxsize=1)

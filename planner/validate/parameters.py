@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware_profiles import Chip, Cluster, Engine, engine
+from hardware_profiles import Chip, Cluster, Engine, Link, engine
 from hardware_profiles.engine import fitted_numbers, origin
 
 MATMULS: Mapping[str, tuple[str, ...]] = {
@@ -177,7 +177,7 @@ class Trial:
             elif parameter.kind == "link":
                 met = NETWORKS[parameter.subject]
                 levels = [
-                    replace(level, link=replace(level.link, efficiency=value)) if level.link.name in met else level
+                    replace(level, link=_at_efficiency(level.link, value)) if level.link.name in met else level
                     for level in levels
                 ]
         return replace(cluster, chip=chip, levels=tuple(levels))
@@ -189,6 +189,11 @@ class Trial:
             if parameter.kind == "engine" and origin(name, parameter.field) == parameter.subject
         }
         return replace(engine(name), **changes)
+
+
+def _at_efficiency(link: Link, value: float) -> Link:
+    """The link as its file says it with another efficiency: the same ``half_message``, so a quicker rate starts sooner."""
+    return replace(link, efficiency=value, start_s=link.start_s * link.efficiency / value)
 
 
 def _with_rate(chip: Chip, parameter: Parameter, value: float) -> Chip:

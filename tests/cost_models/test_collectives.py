@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from cost_models.collectives import CollectiveKind, Reach, collective_s, point_to_point_s, span_of
 from hardware_profiles import Chip, Cluster, Level, Link, resolve_cluster
 
-FAST = Link("fast", bandwidth_bytes_s=100.0, latency_s=0.0, efficiency=1.0, half_bytes=0.0, peer_bytes_s=100.0)
-SLOW = Link("slow", bandwidth_bytes_s=10.0, latency_s=0.0, efficiency=1.0, half_bytes=0.0, peer_bytes_s=10.0)
+FAST = Link("fast", bandwidth_bytes_s=100.0, latency_s=0.0, efficiency=1.0, start_s=0.0, peer_bytes_s=100.0)
+SLOW = Link("slow", bandwidth_bytes_s=10.0, latency_s=0.0, efficiency=1.0, start_s=0.0, peer_bytes_s=10.0)
 CHIP = Chip("none", 1, 1.0, {}, {}, 1.0, 1.0, 1.0, 0.0, 0.0, 0)
 TOY = Cluster("toy", CHIP, (Level("node", 4, FAST), Level("fabric", 16, SLOW)), nodes=4, devices_per_node=4)
 DGX = resolve_cluster("dgx-a100-80gb:16")

@@ -97,13 +97,17 @@ H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes:
     (RACKS, "20", "links.rack.size: 20 is no multiple of node's 8; a level holds whole ones of what lies inside it"),
     (BOARDS + "{boards: {size: 4}}", "", "links.boards.size: 4, as node's is"),
     (BOARDS + "{node: {size: 2}, boards: {size: 12}}", "", "links.boards.size: 12 is no multiple of devices_per_node, 8"),
+    (RACKS + "    start: {value: 1, unit: us, kind: fitted, source: guess}\n", "32",
+     "links.rack.start: is given beside half_message; give either start or half_message"),
+    (RACKS.replace("NEW", NEW.rpartition("    half_message")[0].format(size=32)), "",
+     "links.rack.start: is missing; give either start or half_message"),
     (H100 + "{fabric: {size: 4}}", "", "links.fabric.size: 4, less than node's 8, which lies inside it in dgx-h100; sizes are"),
     (H100 + "{node: {size: null}, fabric: {size: 16}}", "", "links.fabric.size: 16, less than node's null (all devices)"),
     (H100 + "{node: {size: 16}}", "", "links.node.size: 16 is more than devices_per_node, 8"),
     ("base: gb200-nvl72\nnodes: 36\ndevices_per_node: 4\nlinks: {node: {size: 72}}", "",
      "4; its link joins a node's devices: give devices_per_node: 72 and fewer nodes, and host_devices: 4 where hosts of so"),
     ("base: dgx-h100\nnodes: 8\nhost_devices: 3\n", "", "host_devices: 3 does not divide devices_per_node, 8; give"),
-    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: many\n", "", "devices_per_node: is 'many'; input should be a valid integer"),
+    ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: many\n", "", "devices_per_node: is 'many'; input should be"),
     ("base: gb200-nvl72\nnodes: 8\ndevices_per_node: 0\n", "", "devices_per_node: is 0; input should be greater"),
 ])
 def test_levels_that_do_not_lie_inside_each_other_are_refused(tmp_path: Path, text: str, size: str, says: str) -> None:

@@ -153,6 +153,29 @@ def test_a_name_that_looks_like_a_number_stays_a_name(name: str, tmp_path: Path)
     assert cluster_from_yaml(cluster_to_yaml(cluster)) == resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
 
 
+def of_start(folder: Path, node: str) -> float:
+    """Seconds to start a call inside a node whose link a file changes."""
+    path = write(folder, f"base: dgx-a100-80gb\nnodes: 2\nlinks:\n  node: {{{node}}}\n")
+    cluster = resolve_cluster(path)
+    assert cluster_from_yaml(cluster_to_yaml(cluster)) == cluster
+    return cluster.levels[0].link.start_s
+
+
+def test_another_rate_starts_a_call_as_before(tmp_path: Path) -> None:
+    """Unless the file says otherwise: PCIe does not take longer to begin than NVLink for being slower."""
+    before = resolve_cluster("dgx-a100-80gb:2").levels[0].link
+    slow, half = "bandwidth: {value: 25, unit: GB/s}", "half_message: {value: 1, unit: MB}"
+    assert of_start(tmp_path, "technology: PCIe 4") == before.start_s
+    assert of_start(tmp_path, slow) == pytest.approx(before.start_s, rel=1e-12)
+    assert of_start(tmp_path, "efficiency: {value: 0.5}") == pytest.approx(before.start_s, rel=1e-12)
+    assert of_start(tmp_path, f"{slow}, {half}") == 1e6 / (25e9 * before.efficiency)
+    assert of_start(tmp_path, half) == 1e6 / (300e9 * before.efficiency)
+    assert of_start(tmp_path, f"{slow}, start: {{value: 60}}") == pytest.approx(60e-6)
+    assert of_start(tmp_path, "start: {value: 0.06, unit: ms}") == pytest.approx(60e-6)
+    own = write(tmp_path, f"name: own\ndevices_per_node: 8\nnodes: 1\nchip: a100-sxm-80gb\nlinks: {{node: {{{slow}}}}}\n")
+    assert resolve_cluster(own).levels[0].link.start_s == pytest.approx(before.start_s, rel=1e-12)
+
+
 def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
     cluster = resolve_cluster("tpu-v4:8")
     assert resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
@@ -183,6 +206,10 @@ def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
         ("base: dgx-h100\nnodes: 1e3\n", "nodes: is 1000.0; input should be a valid integer"),
         (f"base: dgx-h100\nnodes: {'9' * 5000}\n", "is not YAML (Exceeds the limit"),
         ("base: dgx-h100\nnodes: 1\nchip: {memory_efficiency: {value: 1.2}}\n", "1.2 is above 1"),
+        ("base: dgx-h100\nnodes: 1\nlinks: 3\n", "links: is 3; input should be"),
+        ("base: dgx-h100\nnodes: 1\nlinks: {node: 3}\n", "links.node: is 3; input should be"),
+        ("name: own\ndevices_per_node: 8\nnodes: 1\nchip: h100-sxm-80gb\nlinks: 3\n", "links: is 3; input should be"),
+        ("base: dgx-h100\nnodes: 1\nlinks: {node: {start: {value: 1}, half_message: {value: 1}}}\n", "links.node.start"),
         ("base: dgx-h100\nnodes: 1\nlinks: {fabric: {size: 4}}\n", "links.fabric.size: 4, less than node's 8"),
         ("base: dgx-h100\nnodes: 4\nlinks: {fabric: {size: 16}}\n", "the links reach 16 of 32 devices"),
     ],

@@ -139,6 +139,18 @@ def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     assert chip == before
 
 
+def test_a_fit_writes_the_links_that_it_tried(tmp_path: Path) -> None:
+    """A file's ``half_message`` stays, so with another efficiency it says another start."""
+    shutil.copytree(FOLDER / "profiles", tmp_path / "profiles")
+    item = BY_NAME["infiniband.efficiency"]
+    tried = Trial({item: 0.5}).change(resolve_cluster("dgx-h100:2")).levels[1].link
+    write_fit(Fit((item,), (0.5,), (("One",),), frozenset(), 0.1, 0.05, 0.06, {}), tmp_path)
+    written = tmp_path / "profiles" / "dgx-h100.yaml"
+    again = resolve_cluster(f"{written}:2").levels[1].link
+    assert replace(again, start_s=tried.start_s) == tried
+    assert again.start_s == pytest.approx(tried.start_s, rel=1e-12)
+
+
 def test_a_users_table_rewrites_what_it_says_something_of(tmp_path: Path) -> None:
     """Numbers that other runs were fitted to stay: of other chips, and of what the table's runs do not show."""
     for kind in ("chips", "profiles", "engines"):

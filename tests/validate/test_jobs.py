@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hardware_profiles import resolve_cluster
 from planner.ir.plan import Mesh, Schedule
 from planner.validate.jobs import RowJob, row_job
 from planner.validate.machines import Unpredictable
@@ -99,6 +100,7 @@ def test_links_are_those_that_the_row_states() -> None:
     levels = _job(n_gpus="16", dp="16", micro_batch="1", global_batch_seqs="16", **links).cluster.levels
     assert levels[0].size == 4
     assert levels[1].link.bandwidth_bytes_s == 6.25e9
+    assert levels[1].link.start_s == resolve_cluster("dgx-a100-80gb:2").levels[1].link.start_s
 
 
 def test_an_engine_without_data_is_predicted_as_its_like_and_says_so() -> None:
