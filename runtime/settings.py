@@ -70,8 +70,8 @@ def _check_sequence(settings: Settings) -> None:
     for entry in settings.inputs:
         if entry.role == "tokens" and settings.sequence is not None and tuple(entry.shape) != (settings.sequence,):
             raise ProgramError(
-                f"{FILE}: SEQUENCE", f"is {settings.sequence!r}, and {entry.name} of INPUTS has the shape {tuple(entry.shape)}",
-                "put back the one that was changed; for another length trace the model anew (plan --seq)",
+                f"{FILE}: SEQUENCE", f"is {settings.sequence!r}, and model.py takes {entry.name} of shape {tuple(entry.shape)}",
+                "put it back; for another length trace the model anew (plan --seq)",
             )
 
 

@@ -186,6 +186,15 @@ def test_a_split_backward_pass_takes_neither_zero_3_nor_recomputation(schedule: 
         verify(lower(make_plan(graph, row), graph))
 
 
+def test_a_program_is_of_one_length(workers: Workers, tmp_path: Path) -> None:
+    """Nothing else in train.py says it, so no edit of train.py alone lets another one pass."""
+    program = emitted(small_graph("gpt"), Row(data=2), tmp_path / "program")
+    program.edit("train.py", "SEQUENCE = 20", "SEQUENCE = 40")
+    assert "(20,)" not in (program.directory / "train.py").read_text()
+    said = "train.py: SEQUENCE: is 40, and model.py takes input_ids of shape (20,); put it back"
+    refused(program.launch(workers, "--steps", "1"), said)
+
+
 @pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)
 def test_a_program_changed_by_hand_is_refused_too(workers: Workers, decision: dict[str, object], tmp_path: Path) -> None:
     row = Row(pipeline=2, schedule="interleaved-1f1b", accumulation=4, **decision)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_good_settings_pass() -> None:
     ({"accumulation": True}, "ACCUMULATION: is True"), ({"virtual": 1.0}, "VIRTUAL: is 1.0"),
     ({"zero_group": 0}, "ZERO_GROUP: is 0"),
     ({"stages": [(0, 3.0, [0, 1, 2]), (3, 5, [3, 3])]}, r"STAGES: \(0, 3.0\) are no numbers of blocks"),
-    ({"sequence": 64}, r"SEQUENCE: is 64, and input_ids of INPUTS has the shape \(32,\); put back the one"),
+    ({"sequence": 64}, r"SEQUENCE: is 64, and model.py takes input_ids of shape \(32,\); put it back"),
     ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
     ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),
     ({"stages": [(0, 3, [0, 1, 2]), (2, 5, [3] * 3)]}, r"STAGES: \(2, 5\) does not follow block 3"),

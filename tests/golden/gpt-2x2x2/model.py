@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime.block import Block as ParallelBlock
+from runtime.data import BatchInput
 from runtime.tables import read_table
 
 HERE = Path(__file__).parent
@@ -18,6 +19,10 @@ INITIAL = read_table(HERE / "initialization.json", "steps", "decay")
 RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
 DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
 IDLE = {fqn: item["idle"] for fqn, item in INITIAL.items() if "idle" in item}  # shapes of parameters that no block has
+INPUTS = [  # of one sample; all else here is made for these sizes
+    BatchInput("input_ids", (16,), torch.int64, "tokens", 64),
+    BatchInput("labels", (16,), torch.int64, "targets", 64),
+]
 
 CONSTANTS, BUFFERS = {}, []
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime.block import Block as ParallelBlock
+from runtime.data import BatchInput
 from runtime.initialize import decode_constant
 from runtime.state import StateBuffer
 from runtime.tables import read_table
@@ -21,6 +22,10 @@ INITIAL = read_table(HERE / "initialization.json", "steps", "decay")
 RECIPES = {fqn: item["steps"] for fqn, item in INITIAL.items()}
 DECAYS = {fqn: item["decay"] for fqn, item in INITIAL.items()}
 IDLE = {fqn: item["idle"] for fqn, item in INITIAL.items() if "idle" in item}  # shapes of parameters that no block has
+INPUTS = [  # of one sample; all else here is made for these sizes
+    BatchInput("input_ids", (16,), torch.int64, "tokens", 64),
+    BatchInput("labels", (16,), torch.int64, "targets", 64),
+]
 
 STORED = read_table(HERE / "constants.json", "data", "dtype", "shape", "names", "fixed")
 CONSTANTS = {

@@ -5,10 +5,9 @@
 
 import torch
 
-from model import ALIASES, BUFFERS, CHAIN, CROSSING, DECAYS, IDLE, RECIPES, SHARED, Stage, weigh
+from model import ALIASES, BUFFERS, CHAIN, CROSSING, DECAYS, IDLE, INPUTS, RECIPES, SHARED, Stage, weigh
 from runtime import launch
 from runtime.block import blocks_of
-from runtime.data import BatchInput
 from runtime.loop import Program, train
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
@@ -24,10 +23,6 @@ BATCH, MICRO, ACCUMULATION = 4, 1, 4  # samples; samples; micro-batches a step
 SCHEDULE, VIRTUAL = "1f1b", 1
 STAGES = [  # first block, last (exclusive), ZeRO stage of each
     (0, 5, [0] * 5),
-]
-INPUTS = [
-    BatchInput("input_ids", (16,), torch.int64, "tokens", 64),
-    BatchInput("labels", (16,), torch.int64, "targets", 64),
 ]
 
 DEFAULTS = {  # of the options of the same names
