@@ -65,7 +65,8 @@ class Replacement:
 
     def _change(self, path: Path, *, nothing: bool = False) -> tuple[Path, Path]:
         """Where what is to lie at ``path`` waits, and where that is."""
-        target = path if nothing else Path(os.path.realpath(path))
+        # What is to go is the link itself, wherever its folder is.
+        target = Path(os.path.realpath(path.parent)) / path.name if nothing else Path(os.path.realpath(path))
         missing = [folder for folder in target.parents if not folder.exists()]
         self._folders += reversed(missing)
         target.parent.mkdir(parents=True, exist_ok=True)

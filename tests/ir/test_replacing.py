@@ -94,6 +94,31 @@ def test_links_are_followed_and_permissions_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["circle.yaml", "disk", "plan.yaml"]
 
 
+def test_a_link_to_nothing_is_written_through(tmp_path: Path, source: Path) -> None:
+    """A file's, in a folder that is not there, and a folder's."""
+    plan, program = tmp_path / "plan.yaml", tmp_path / "program"
+    plan.symlink_to(tmp_path / "disk" / "real.yaml")
+    program.symlink_to(tmp_path / "disk" / "program")
+    with replacing() as files:
+        files.remove(program / "constants.json")
+        files.write(plan, "new")
+        files.write(program / "train.py", "new train")
+        files.copy(program / "runtime", source)
+    assert plan.is_symlink() and program.is_symlink()
+    assert tree(tmp_path / "disk") == {
+        "real.yaml": b"new", "program": None, "program/train.py": b"new train", "program/runtime": None,
+        "program/runtime/loop.py": b"new loop",
+    }
+
+
+def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("kept")
+    (tmp_path / "constants.json").symlink_to("real.json")
+    with replacing() as files:
+        files.remove(tmp_path / "constants.json")
+    assert os.listdir(tmp_path) == ["real.json"]
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     """Where the file system can give it a second name; all is replaced where it cannot."""
