@@ -40,8 +40,8 @@ from planner.ir.types import TensorType  # noqa: E402
 from planner.placement import place_graph  # noqa: E402
 from planner.trace import load_model, trace_model  # noqa: E402
 from planner.trace.export import default_loss  # noqa: E402
-from planner.trace.load import ModelSource  # noqa: E402
 from planner.trace.recipes import default_dtype  # noqa: E402
+from planner.trace.source import ModelSource  # noqa: E402
 from tests.matrix.build import Row, make_plan  # noqa: E402
 from tests.matrix.reference import (  # noqa: E402
     ARGUMENTS,

@@ -13,10 +13,11 @@ from planner.trace.constants import check_tables, fold_masks
 from planner.trace.context import split_context
 from planner.trace.export import export
 from planner.trace.flat import flatten
-from planner.trace.load import ModelSource, load_model
+from planner.trace.load import load_model
 from planner.trace.losses import separate_loss
 from planner.trace.reach import freeze, warning, without_gradient
 from planner.trace.samples import check_samples
+from planner.trace.source import ModelSource
 from planner.trace.unflatten import unflatten
 from planner.trace.verify import verify
 from planner.trace.widen import widen_loss

@@ -18,9 +18,9 @@ from planner.ir.graph import Parameter
 from planner.ir.plan import DTYPES
 from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
-from planner.trace.load import ModelSource
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 from planner.trace.seeds import seeded
+from planner.trace.source import ModelSource
 
 PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.ir.errors import ModelError
 from planner.trace.lines import first_line, users_line
-from planner.trace.load import ModelSource
 from planner.trace.recipes import default_dtype
 from planner.trace.seeds import seeded
+from planner.trace.source import ModelSource
 
 FEW = (2, 3)
 """Numbers of samples that example inputs are drawn for: nothing but the first dim may tell them apart."""

@@ -36,9 +36,9 @@ from planner.trace.changes import refuse_assignments, traces_of_changes
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
-from planner.trace.load import ModelSource
 from planner.trace.loops import RefuseSampleLoops
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
+from planner.trace.source import ModelSource
 
 BATCH = 1_000_003
 """Samples of the traced batch: a prime beyond any size of a model."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.ir.graph import ModelGraph
-from planner.trace.load import ModelSource
 from planner.trace.recipes import default_dtype
+from planner.trace.source import ModelSource
 from runtime.data import Batches, BatchInput, SyntheticTokens
 from runtime.initialize import initial_value
 

@@ -11,7 +11,7 @@ import torch
 from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
 from planner.trace.examples import examples, likeness, likenesses
-from planner.trace.load import ModelSource
+from planner.trace.source import ModelSource
 from runtime.data import Batches, BatchInput
 
 FILE = """

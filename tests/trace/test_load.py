@@ -10,7 +10,7 @@ import pytest
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model
-from planner.trace.load import ModelSource
+from planner.trace.source import ModelSource
 
 GPT = f"{Path(__file__).parents[2] / 'examples' / 'gpt.py'}:gpt"
 
@@ -56,28 +56,3 @@ def test_returns_no_module(model_file: Callable[[str], str]) -> None:
 def test_broken_file(model_file: Callable[[str], str]) -> None:
     with pytest.raises(ModelError, match=r"user_model.py:5: importing it failed: ZeroDivisionError"):
         load_model(model_file("\n1 / 0"), {}, None)
-
-
-@pytest.mark.parametrize(("values", "said"), [
-    ({}, "config.json: model_type: is missing"),
-    ({"model_type": "nonsense"}, "config.json: model_type: 'nonsense' is unknown"),
-    ({"model_type": "gpt2", "architectures": ["NoSuchModel"]}, "architectures: .* has no model class 'NoSuchModel'"),
-    ({"model_type": "clip"}, "architectures: is missing, and 'clip' has no causal language model"),
-])
-def test_wrong_config(config_file: Callable[..., str], values: dict[str, object], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
-        load_model(config_file(**values), {}, None)
-
-
-def test_architecture_decides(config_file: Callable[..., str]) -> None:
-    spec = config_file(model_type="bert", architectures=["BertForMaskedLM"], num_hidden_layers=1, hidden_size=32,
-                       num_attention_heads=4, intermediate_size=64, vocab_size=48)
-    assert type(load_model(spec, {}, None).build()).__name__ == "BertForMaskedLM"
-
-
-def test_a_config_with_a_byte_order_mark(config_file: Callable[..., str]) -> None:
-    """Notepad writes one."""
-    spec = config_file(model_type="gpt2", n_layer=1)
-    file = Path(spec.removeprefix("hf:")) / "config.json"
-    file.write_bytes(file.read_bytes().decode().encode("utf-8-sig"))
-    assert load_model(spec, {}, 8).name == "tiny"

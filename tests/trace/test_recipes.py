@@ -12,8 +12,8 @@ from planner.ir.errors import ModelError
 from planner.ir.graph import InitStep
 from planner.trace import load_model, trace_model
 from planner.trace.build import BuiltModel, build
-from planner.trace.load import ModelSource
 from planner.trace.recipes import replay
+from planner.trace.source import ModelSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 48, "n_positions": 32,

@@ -14,7 +14,7 @@ from torch import nn
 from planner.ir.errors import ModelError
 from planner.ir.serialize import to_json
 from planner.trace import load_model, repeats, trace_model
-from planner.trace.load import ModelSource
+from planner.trace.source import ModelSource
 from tests.matrix import models
 from tests.matrix.test_hugging_face import CONFIGS
 

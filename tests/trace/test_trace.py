@@ -15,7 +15,7 @@ from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
 from planner.trace.flat import CONSTANT
 from planner.trace.interpret import run
-from planner.trace.load import ModelSource
+from planner.trace.source import ModelSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = {"hidden": 32, "heads": 4, "vocab": 48, "layers": 3}
