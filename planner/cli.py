@@ -71,7 +71,8 @@ def plan(
     batch: Annotated[int | None, typer.Option(help="Global batch in samples (default: 8 a device).")] = None,
     seq: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or fp64 (default: the chip's own).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="K=V: a keyword argument of the callable.")] = None,
+    set_: Annotated[list[str] | None, typer.Option(
+        "--set", help="K=V: a keyword argument of the callable, or a field of the config.")] = None,
     pin: Annotated[list[str] | None, typer.Option(
         help="Limit a decision: tensor=8, 'pipeline<=4', 'recompute in [none,selective]', 'layers.*: zero=3'.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(help="Forbid a combination: 'schedule=zbv, tensor>=4'.")] = None,

@@ -146,7 +146,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for text in texts:
         key, separator, value = text.partition("=")
-        if not separator or not key.isidentifier():
+        if not separator or not all(part.isidentifier() for part in key.split(".")):
             raise JobError("--set", f"{text!r} is no assignment", "write --set layers=24")
         if key in settings:
             raise JobError("--set", f"{key} is given twice", "leave one of them out")

@@ -21,8 +21,8 @@ def job(model: str, **changes: object) -> Job:
 
 
 def test_settings_are_yaml_scalars() -> None:
-    assert parse_settings(["layers=24", "dropout=1e-1", "tied=false", "name=x", "none=null"]) == {
-        "layers": 24, "dropout": 0.1, "tied": False, "name": "x", "none": None,
+    assert parse_settings(["layers=24", "dropout=1e-1", "tied=false", "name=x", "none=null", "part.name=3"]) == {
+        "layers": 24, "dropout": 0.1, "tied": False, "name": "x", "none": None, "part.name": 3,
     }
 
 
@@ -50,7 +50,9 @@ def test_a_setting_is_given_once() -> None:
         parse_settings(["layers=2", "layers=3"])
 
 
-@pytest.mark.parametrize("text", ["layers", "=3", "x=" + "[" * 10_000, "x=" + "9" * 5_000, "x=!!bool yes", "a b=1", "x=[1, 2]"])
+@pytest.mark.parametrize("text", [
+    "layers", "=3", "x=" + "[" * 10_000, "x=" + "9" * 5_000, "x=!!bool yes", "a b=1", "x=[1, 2]", "x.=1",
+])
 def test_a_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--set"):
         parse_settings([text])

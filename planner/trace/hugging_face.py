@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,15 +33,8 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
         raise ModelError(str(file), f"is no JSON ({error})", "it must be a transformers config.json") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ModelError(f"{file}: model_type", "is missing", "it must name a transformers model type, such as llama")
-    model_class, config = _hugging_face_class(transformers, file, values)
-    for key, value in settings.items():
-        if not hasattr(config, key):
-            known = ", ".join(sorted(name for name in vars(config) if not name.startswith("_")))
-            raise ModelError(f"--set {key}", f"{type(config).__name__} has no field {key!r}", f"it has {known}")
-        try:
-            setattr(config, key, value)
-        except Exception as error:  # config classes validate with exceptions of several libraries
-            raise ModelError(f"--set {key}", f"is {value!r}: {type(error).__name__}: {_last_line(error)}") from error
+    config = _configured(transformers, file, values, settings)
+    model_class = _model_class(transformers, file, values, config)
     config.use_cache = False
     config._attn_implementation = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
 
@@ -71,15 +65,106 @@ def _last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
 
 
-def _hugging_face_class(transformers: ModuleType, file: Path, values: Mapping[str, Any]) -> tuple[type, Any]:
-    """The model class (``architectures[0]``, else the causal language model of the type) and its config."""
+def _configured(transformers: ModuleType, file: Path, values: Mapping[str, Any], settings: Mapping[str, object]) -> Any:
+    """The config of a file's values and of ``settings`` in their place, as if they were written there: what a config derives
+    of a field (a head's size, the kinds of its layers) follows them. Raises ModelError naming the field or the setting."""
     kind = values["model_type"]
     if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
         raise ModelError(f"{file}: model_type", f"{kind!r} is unknown to transformers {transformers.__version__}")
     try:
-        config = transformers.AutoConfig.for_model(**values)
+        config = _config(transformers, values)
     except Exception as error:  # config classes validate with exceptions of several libraries
         raise ModelError(str(file), f"{first_line(error)} {_last_line(error)}", "correct the field") from error
+    return _with_settings(transformers, config, values, settings) if settings else config
+
+
+def _config(transformers: ModuleType, values: Mapping[str, Any]) -> Any:
+    return transformers.AutoConfig.for_model(**copy.deepcopy(dict(values)))  # which fills what it is given with defaults
+
+
+def _with_settings(transformers: ModuleType, config: Any, values: Mapping[str, Any], settings: Mapping[str, object]) -> Any:
+    """``config``: of the values alone."""
+    # What a class sets by other fields (num_labels by id2label) is no field of its own.
+    through = {key: value for key, value in settings.items() if key not in values and _is_property(config, key)}
+    merged = values
+    for key, value in settings.items():
+        if key not in through:
+            merged = _merged(merged, config, key, value, whole=key)
+    try:
+        config = _config(transformers, merged)
+        for key, value in through.items():
+            setattr(config, key, value)
+    except Exception as error:  # as of the values alone
+        wrong = f"{'is' if len(settings) == 1 else 'are'} {', '.join(map(repr, settings.values()))}"
+        raise ModelError(f"--set {', '.join(settings)}", f"{wrong}: {type(error).__name__}: {_last_line(error)}") from error
+    for key, value in settings.items():
+        _check_kept(config, key, value)
+    return config
+
+
+def _merged(values: Mapping[str, Any], part: Any, key: str, value: object, *, whole: str) -> dict[str, Any]:
+    """The values of a config, or of a part of one, with ``key`` set, which dots lead to through parts. ``part``: what has been
+    made of the values; ``whole``: the setting's key. Raises ModelError where there is no such field."""
+    name, dot, rest = key.partition(".")
+    aliases = getattr(part, "attribute_map", {})
+    kept = aliases.get(name, name)
+    others = {other: held for other, held in values.items() if aliases.get(other, other) != kept}
+    written = next((held for other, held in values.items() if other not in others), None)
+    if written is None and not _has(part, name):
+        raise ModelError(f"--set {whole}", f"{_kind(part)} has no field {name!r}", f"it has {', '.join(_offered(part, name))}")
+    if not dot:
+        return {**others, kept: value}
+    made = _fields(part).get(kept)
+    if not isinstance(written, dict):
+        written = dict(made) if isinstance(made, dict) else {}
+    made = written if made is None else made
+    if not _is_part(made):
+        raise ModelError(f"--set {whole}", f"{_kind(part)} has {name} {made!r}, which has no fields", f"it is set as {name}")
+    return {**others, kept: _merged(written, made, rest, value, whole=whole)}
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """What a config, or a dict in one, holds."""
+    held = part if isinstance(part, dict) else vars(part)
+    return {name: value for name, value in held.items() if not name.startswith("_")}
+
+
+def _has(part: Any, name: str) -> bool:
+    if isinstance(part, dict):
+        return name in part
+    return not name.startswith("_") and hasattr(part, name) and not callable(getattr(type(part), name, None))
+
+
+def _offered(part: Any, name: str) -> list[str]:
+    """The fields called so in the parts of a config, else all of its own."""
+    parts = {key: held for key, held in _fields(part).items() if _is_part(held)}
+    return sorted(f"{key}.{name}" for key, held in parts.items() if _has(held, name)) or sorted(_fields(part))
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, dict) or hasattr(value, "to_dict")
+
+
+def _kind(part: Any) -> str:
+    return "the dict" if isinstance(part, dict) else type(part).__name__
+
+
+def _is_property(config: Any, key: str) -> bool:
+    return isinstance(getattr(type(config), key, None), property)
+
+
+def _check_kept(config: Any, key: str, value: object) -> None:
+    """Refuse what the config's class has made another value of."""
+    got = config
+    for name in key.split("."):
+        got = got.get(name, value) if isinstance(got, dict) else getattr(got, name, value)
+    if got != value and isinstance(got, (bool, int, float, str, type(None))):
+        raise ModelError(f"--set {key}", f"is {value!r}, and {type(config).__name__} makes it {got!r}",
+                         "set the field that decides that")
+
+
+def _model_class(transformers: ModuleType, file: Path, values: Mapping[str, Any], config: Any) -> type:
+    """``architectures[0]``, else the causal language model of the config's type."""
     architectures = values.get("architectures")
     if architectures:
         name = architectures[0] if isinstance(architectures, list) else architectures
@@ -87,9 +172,11 @@ def _hugging_face_class(transformers: ModuleType, file: Path, values: Mapping[st
         if not isinstance(found, type) or not issubclass(found, nn.Module):
             wrong = f"transformers {transformers.__version__} has no model class {name!r}"
             raise ModelError(f"{file}: architectures", wrong, "name one that it has")
-        return found, config
+        return found
     mapping = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in mapping:
-        raise ModelError(f"{file}: architectures", f"is missing, and {kind!r} has no causal language model",
-                         "name the class")
-    return mapping[type(config)], config
+        wrong = f"is missing, and {values['model_type']!r} has no causal language model"
+        raise ModelError(f"{file}: architectures", wrong, "name the class")
+    found = mapping[type(config)]
+    assert isinstance(found, type)
+    return found

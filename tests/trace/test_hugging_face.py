@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model
+
+TINY = {"hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 52}
+GEMMA = {**TINY, "num_key_value_heads": 2, "head_dim": 8}
 
 
 @pytest.mark.parametrize(("values", "said"), [
@@ -34,3 +38,60 @@ def test_a_config_with_a_byte_order_mark(config_file: Callable[..., str]) -> Non
     file = Path(spec.removeprefix("hf:")) / "config.json"
     file.write_bytes(file.read_bytes().decode().encode("utf-8-sig"))
     assert load_model(spec, {}, 8).name == "tiny"
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("values", "settings", "written"), [
+    ({"model_type": "llama", **TINY}, {"hidden_size": 64}, {"hidden_size": 64}),
+    ({"model_type": "llama", **TINY}, {"num_attention_heads": 8}, {"num_attention_heads": 8}),
+    ({"model_type": "llama", **TINY}, *[{"hidden_size": 60, "num_attention_heads": 6}] * 2),
+    ({"model_type": "llama", **TINY, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+     {"max_position_embeddings": 64}, {"max_position_embeddings": 64}),
+    ({"model_type": "gemma2", **GEMMA}, {"num_hidden_layers": 6}, {"num_hidden_layers": 6}),
+    ({"model_type": "gemma3_text", **GEMMA}, {"num_hidden_layers": 7}, {"num_hidden_layers": 7}),
+    ({"model_type": "llama", **TINY, "rope_theta": 1e4}, {"rope_theta": 5e5}, {"rope_theta": 5e5}),
+    ({"model_type": "llama", **TINY}, {"rope_parameters.rope_theta": 5e5}, {"rope_theta": 5e5}),
+    ({"model_type": "gpt2", "n_embd": 32, "n_head": 4}, {"hidden_size": 64}, {"n_embd": 64}),  # its other name
+    ({"model_type": "gpt2", "hidden_size": 32, "n_head": 4}, {"n_embd": 64}, {"hidden_size": 64}),
+    ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {
+        "model_type": "clip_vision_model", **TINY, "image_size": 32, "patch_size": 8,
+    }, "text_config": {"model_type": "llama", **TINY}}, {"text_config.hidden_size": 64},
+     {"text_config": {"model_type": "llama", **TINY, "hidden_size": 64}}),
+])
+def test_settings_are_as_if_written_in_the_file(
+    config_file: Callable[..., str], values: dict[str, object], settings: dict[str, object], written: dict[str, object],
+) -> None:
+    """What a config derives (head_dim, key and value heads, the kinds of its layers) follows them."""
+    model = load_model(config_file(**values), settings, 8).build()
+    expected = load_model(config_file(**{**values, **written}), {}, 8).build()
+    plain = load_model(config_file(**values), {}, 8).build()
+    given, like, unlike = (each.config.to_dict() for each in (model, expected, plain))
+    assert given == like != unlike and shapes(model) == shapes(expected)
+
+
+def test_settings_of_what_a_config_keeps_otherwise(config_file: Callable[..., str]) -> None:
+    spec = config_file(model_type="bert", architectures=["BertForTokenClassification"], id2label={"0": "a", "1": "b"}, **TINY)
+    assert shapes(load_model(spec, {"num_labels": 5}, None).build())["classifier.weight"] == (5, 32)
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("rope_theta", 5e5, "--set rope_theta: Qwen2Config has no field 'rope_theta'; it has rope_parameters.rope_theta"),
+    ("rope_parameters.theta", 5e5, "--set rope_parameters.theta: the dict has no field 'theta'; it has rope_theta, rope_type"),
+    ("hidden_size.a", 1, "--set hidden_size.a: Qwen2Config has hidden_size 32, which has no fields; it is set as hidden_size"),
+    ("sliding_window", 8, "--set sliding_window: is 8, and Qwen2Config makes it None; set the field that decides that"),
+])
+def test_settings_that_would_do_nothing(config_file: Callable[..., str], key: str, value: object, said: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load_model(config_file(model_type="qwen2", **TINY), {key: value}, None)
+    assert str(error.value) == said
+
+
+def test_methods_and_several_wrong_settings(config_file: Callable[..., str]) -> None:
+    spec = config_file(model_type="llama", **TINY)
+    with pytest.raises(ModelError, match="--set to_dict: LlamaConfig has no field 'to_dict'; it has architectures, "):
+        load_model(spec, {"to_dict": 3}, None)
+    with pytest.raises(ModelError, match=r"--set hidden_size, num_attention_heads: are 30, 4: .* not a multiple"):
+        load_model(spec, {"hidden_size": 30, "num_attention_heads": 4}, None)
