@@ -35,6 +35,9 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
         raise ModelError(f"{file}: model_type", "is missing", "it must name a transformers model type, such as llama")
     config = _configured(transformers, file, values, settings)
     model_class = _model_class(transformers, file, values, config)
+    part = config.sub_configs.get("text_config")
+    if part is not None and getattr(model_class, "config_class", None) is part:
+        config = config.get_text_config()  # as AutoModelForCausalLM gives a language model its part of several modalities'
     config.use_cache = False
     config._attn_implementation = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
 

@@ -32,6 +32,15 @@ def test_architecture_decides(config_file: Callable[..., str]) -> None:
     assert type(load_model(spec, {}, None).build()).__name__ == "BertForMaskedLM"
 
 
+@pytest.mark.parametrize("named", [{}, {"architectures": ["Llama4ForCausalLM"]}])
+def test_the_language_model_of_several_modalities(config_file: Callable[..., str], named: dict[str, list[str]]) -> None:
+    text = {**TINY, "intermediate_size_mlp": 44, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+    spec = config_file(model_type="llama4", text_config=text, **named)
+    model = load_model(spec, {"text_config.num_hidden_layers": 2}, 8).build()
+    assert type(model).__name__ == "Llama4ForCausalLM" and type(model.config).__name__ == "Llama4TextConfig"
+    assert model.config.num_hidden_layers == 2
+
+
 def test_a_config_with_a_byte_order_mark(config_file: Callable[..., str]) -> None:
     """Notepad writes one."""
     spec = config_file(model_type="gpt2", n_layer=1)
