@@ -35,7 +35,8 @@ def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dic
     if source.example_inputs is None:
         if sequence is None:
             raise ModelError("--seq", "is not given", "a language model needs the number of tokens of a sample")
-        return {name: torch.empty(FEW[0], sequence, dtype=torch.int64, device="meta") for name in ("input_ids", "labels")}
+        shape = FEW[0], sequence
+        return {name: torch.empty(shape[:dims], dtype=torch.int64, device="meta") for name, dims in source.inputs.items()}
     first, second = (_called(source, dtype, sequence, samples) for samples in FEW)
     told = f"with a batch of {FEW[0]}", f"of {FEW[1]}"
     if list(first) != list(second):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import inspect
 import io
 import linecache
@@ -125,7 +126,8 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
 
 
 def _step(source: ModelSource, built: BuiltModel, batch: Mapping[str, Tensor]) -> TrainingStep:
-    return TrainingStep(built.module, _accepted(source, built.module, batch), source.loss or default_loss)
+    loss = source.loss or functools.partial(default_loss, remedy=source.remedy)
+    return TrainingStep(built.module, _accepted(source, built.module, batch), loss)
 
 
 def _program(
@@ -161,7 +163,7 @@ def _program(
         except Exception as error:  # export runs user code and fails in many ways: each is an untraceable model
             if repeats.firsts or repeats.hidden.members:
                 return _Way.EACH, repeats, changes
-            raise _untraceable(source.where, error, step.accepted, batch) from error
+            raise _untraceable(source, error, step.accepted, batch) from error
 
 
 def _refuse_batch_numbers(
@@ -214,8 +216,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Cross-entropy over labels that are not ignored: [batch, seq, vocabulary] or [batch, classes] logits."""
+def default_loss(outputs: Any, batch: Mapping[str, Tensor], remedy: str = "") -> tuple[Tensor, Tensor]:
+    """Cross-entropy over labels that are not ignored: [batch, seq, vocabulary] or [batch, classes] logits. ``remedy``: what is
+    right where the output is something else, if a loss cannot be defined."""
     logits = outputs.logits if hasattr(outputs, "logits") else outputs
     if isinstance(outputs, Mapping):
         logits = outputs.get("logits", logits)
@@ -225,14 +228,15 @@ def default_loss(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
         said = f"a {type(logits).__name__}"
         if isinstance(logits, Tensor):
             said = f"a tensor of shape {tuple(logits.shape)} in {str(logits.dtype).removeprefix('torch.')}"
-        raise ModelError("the model's output", f"is {said}", "return logits [batch, seq, vocabulary], or define loss()")
+        raise ModelError("the model's output", f"is {said}",
+                         remedy or "return logits [batch, seq, vocabulary], or define loss()")
     labels = batch["labels"]
     if labels.dim() != logits.dim() - 1:
-        raise ModelError("the model's output", f"has {logits.dim()} dims, the labels {labels.dim()}", "define loss()")
+        raise ModelError("the model's output", f"has {logits.dim()} dims, the labels {labels.dim()}", remedy or "define loss()")
     if logits.dim() == 3 and logits.shape[1] == 1 != labels.shape[1]:
         raise ModelError("the model's output", f"has logits of one position, and labels are {labels.shape[1]} a sample",
-                         "forward is given no targets: define example_inputs(batch, seq), which names them as forward does, "
-                         "and loss(outputs, batch)")
+                         remedy or "forward is given no targets: define example_inputs(batch, seq), which names them as "
+                         "forward does, and loss(outputs, batch)")
     if logits.dim() == 3:
         logits = logits.flatten(0, 1)
         labels = labels.flatten()
@@ -277,7 +281,8 @@ def _accepted(source: ModelSource, module: nn.Module, batch: Mapping[str, Tensor
         if source.example_inputs is not None:
             raise ModelError(source.where, f"{takes}, example_inputs gives {', '.join(batch)}",
                              "give an input the name of the argument that takes it")
-        raise ModelError(source.where, takes, "name an argument input_ids, or define example_inputs(batch, seq)")
+        raise ModelError(source.where, takes,
+                         source.remedy or "name an argument input_ids, or define example_inputs(batch, seq)")
     return accepted
 
 
@@ -319,9 +324,11 @@ def _maps(program: ExportedProgram) -> bool:
     return any(getattr(call, "__module__", "").startswith("torch._functorch") for call in _calls(program))
 
 
-def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None], batch: Mapping[str, Tensor]) -> ModelError:
+def _untraceable(
+    source: ModelSource, error: Exception, accepted: Mapping[str, str | None], batch: Mapping[str, Tensor]
+) -> ModelError:
     """The user's line and the construct, of whatever torch.export raised."""
-    line = users_line(error) or where
+    line = users_line(error) or source.where
     said = first_line(error)[:200]
     code = _code_at(line)
     if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
@@ -340,7 +347,7 @@ def _untraceable(where: str, error: Exception, accepted: Mapping[str, str | None
     absent = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and error.args[0] not in batch
     if absent or (isinstance(error, TypeError) and "required positional argument" in said):
         advice = f"the inputs are {', '.join(batch)}: example_inputs(batch, seq) says which"
-    return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", advice)
+    return ModelError(line, f"cannot be traced: {type(error).__name__}: {said}", source.remedy or advice)
 
 
 def _code_at(line: str) -> str:

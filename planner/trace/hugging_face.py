@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,26 +14,23 @@ from torch import nn
 
 from planner.ir.errors import ModelError
 from planner.trace.lines import first_line
-from planner.trace.source import ModelSource
+from planner.trace.source import LANGUAGE, ModelSource
+
+CLASSIFIED: Mapping[str, int] = {"input_ids": 2, "labels": 1}
+TRANSLATED: Mapping[str, int] = {"input_ids": 2, "decoder_input_ids": 2, "labels": 2}
+"""What classifiers of sequences and encoders with a decoder take, as LANGUAGE."""
 
 
 def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
+    """The model of the config that ``spec`` names, with ``settings`` in place of its fields. ``sequence``: as asked for, else
+    the positions that the config has. Raises ModelError where it cannot be read, or where the model takes no text."""
     path = Path(spec.removeprefix("hf:"))
     file = path / "config.json" if path.is_dir() else path
     try:
         import transformers
     except ImportError:
         raise ModelError(spec, "needs transformers", "pip install 'shardwright[huggingface]'") from None
-    if not file.is_file():
-        raise ModelError(str(file), "no such file", "hf:PATH is a config.json or the directory that holds one")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ModelError(str(file), f"cannot be read ({error.strerror})") from error
-    except ValueError as error:  # malformed JSON, or no text
-        raise ModelError(str(file), f"is no JSON ({error})", "it must be a transformers config.json") from None
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise ModelError(f"{file}: model_type", "is missing", "it must name a transformers model type, such as llama")
+    values = _read(file)
     config = _configured(transformers, file, values, settings)
     model_class = _model_class(transformers, file, values, config)
     part = config.sub_configs.get("text_config")
@@ -50,7 +48,40 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
         return model.train()
 
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return ModelSource(spec, construct, None, None, name, sequence or _positions(config))
+    around = f"transformers.{model_class.__name__}"
+    remedy = f"write a model file with build, example_inputs and loss around {around} (docs/models.md)"
+    inputs = _inputs(file, model_class, config, remedy)
+    if inputs is CLASSIFIED and getattr(config.get_text_config(), "pad_token_id", None) is None:
+        remedy = f"say which token pads (--set pad_token_id=0), or {remedy}"
+    return ModelSource(spec, construct, None, None, name, sequence or _positions(config), inputs=inputs, remedy=remedy)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelError(str(file), "no such file", "hf:PATH is a config.json or the directory that holds one")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ModelError(str(file), f"cannot be read ({error.strerror})") from error
+    except ValueError as error:  # malformed JSON, or no text
+        raise ModelError(str(file), f"is no JSON ({error})", "it must be a transformers config.json") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ModelError(f"{file}: model_type", "is missing", "it must name a transformers model type, such as llama")
+    return values
+
+
+def _inputs(file: Path, model_class: type[nn.Module], config: Any, remedy: str) -> Mapping[str, int]:
+    """What a model takes. Raises ModelError, with ``remedy`` as what is right, where that is no text, or a sequence is not
+    of one of several classes."""
+    name, main = model_class.__name__, getattr(model_class, "main_input_name", "input_ids")
+    if main != "input_ids":
+        raise ModelError(str(file), f"{name} takes {main}, not input_ids", remedy)
+    if name.endswith("ForSequenceClassification"):
+        if config.num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
+            wrong = f"has {config.num_labels} labels and problem_type {config.problem_type}, which cross-entropy is not for"
+            raise ModelError(str(file), wrong, remedy)
+        return CLASSIFIED
+    return TRANSLATED if "decoder_input_ids" in inspect.signature(model_class.forward).parameters else LANGUAGE
 
 
 def _positions(config: Any) -> int | None:
@@ -166,7 +197,7 @@ def _check_kept(config: Any, key: str, value: object) -> None:
                          "set the field that decides that")
 
 
-def _model_class(transformers: ModuleType, file: Path, values: Mapping[str, Any], config: Any) -> type:
+def _model_class(transformers: ModuleType, file: Path, values: Mapping[str, Any], config: Any) -> type[nn.Module]:
     """``architectures[0]``, else the causal language model of the config's type."""
     architectures = values.get("architectures")
     if architectures:
@@ -180,6 +211,5 @@ def _model_class(transformers: ModuleType, file: Path, values: Mapping[str, Any]
     if type(config) not in mapping:
         wrong = f"is missing, and {values['model_type']!r} has no causal language model"
         raise ModelError(f"{file}: architectures", wrong, "name the class")
-    found = mapping[type(config)]
-    assert isinstance(found, type)
-    return found
+    causal: type[nn.Module] = mapping[type(config)]
+    return causal

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
+
+LANGUAGE: Mapping[str, int] = {"input_ids": 2, "labels": 2}
+"""What a language model takes: whole numbers by their dims, [batch, seq]."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class ModelSource:
 
     ``example_inputs(batch, seq)`` and ``loss(outputs, batch)`` are the model file's own, where it defines them.
     ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none. ``file``: None
-    where it comes from none.
+    where it comes from none. ``inputs``: what it takes where there is no ``example_inputs``, as LANGUAGE; of one dim are those
+    of which a sample has one. ``remedy``: what is right where it cannot be trained so, if that is not to change its code.
     """
 
     where: str
@@ -35,6 +39,8 @@ class ModelSource:
     name: str
     sequence: int | None = None
     file: ModelFile | None = None
+    inputs: Mapping[str, int] = field(default_factory=lambda: LANGUAGE)
+    remedy: str = ""
 
     def anew(self) -> ModelSource:
         """The same with its file run again, for a model whose forward has changed what the file holds. What was put in the

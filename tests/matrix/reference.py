@@ -72,8 +72,8 @@ def train_plainly(model: nn.Module, batches: list[Mapping[str, Tensor]]) -> Refe
     gradients: dict[str, Tensor] = {}
     losses, norms = [], []
     for step, batch in enumerate(batches, start=1):
-        logits = model(batch["input_ids"])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        logits = model(*(given for name, given in batch.items() if name != "labels"))
+        loss = F.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten())
         loss.backward()
         if not gradients:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from planner.ir.errors import ModelError
-from planner.trace import load_model
+from planner.ir.types import BatchMultiple
+from planner.trace import load_model, trace_model
 
 TINY = {"hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 52}
 GEMMA = {**TINY, "num_key_value_heads": 2, "head_dim": 8}
@@ -104,3 +105,58 @@ def test_methods_and_several_wrong_settings(config_file: Callable[..., str]) -> 
         load_model(spec, {"to_dict": 3}, None)
     with pytest.raises(ModelError, match=r"--set hidden_size, num_attention_heads: are 30, 4: .* not a multiple"):
         load_model(spec, {"hidden_size": 30, "num_attention_heads": 4}, None)
+
+
+T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "num_layers": 1, "d_model": 16, "d_ff": 20, "d_kv": 4,
+    "num_heads": 4, "vocab_size": 52,
+}
+TEXT, BATCH = (BatchMultiple(1), 6), (BatchMultiple(1),)
+
+
+@pytest.mark.parametrize(("values", "inputs"), [
+    ({"model_type": "llama", **TINY}, {"input_ids": (TEXT, 52), "labels": (TEXT, 52)}),
+    ({"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 3, **TINY},
+     {"input_ids": (TEXT, 52), "labels": (BATCH, 3)}),
+    ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "pad_token_id": 0, **TINY},
+     {"input_ids": (TEXT, 52), "labels": (BATCH, 2)}),
+    (T5, {"input_ids": (TEXT, 52), "decoder_input_ids": (TEXT, 52), "labels": (TEXT, 52)}),
+])
+def test_inputs_by_kind(config_file: Callable[..., str], values: dict[str, object], inputs: dict[str, object]) -> None:
+    graph = trace_model(load_model(config_file(**values), {}, None), sequence=6, dtype="float32")
+    assert {given.name: (given.type.shape, given.high) for given in graph.batch_inputs} == inputs
+
+
+@pytest.mark.parametrize(("kind", "name", "said"), [
+    ("vit", "ViTForImageClassification", "config.json: ViTForImageClassification takes pixel_values, not input_ids; {}"),
+    ("wav2vec2", "Wav2Vec2ForCTC", "config.json: Wav2Vec2ForCTC takes input_values, not input_ids; {}"),
+    ("whisper", "WhisperForConditionalGeneration", "takes input_features, not input_ids; {}"),
+    ("bert", "BertForQuestionAnswering", "the model's output: is a QuestionAnsweringModelOutput; {}"),
+    ("bert", "BertModel", "the model's output: is a BaseModelOutputWithPoolingAndCrossAttentions; {}"),
+    ("bert", "BertForMultipleChoice", "shape '[-1, 6]' is invalid for input of size 1000003; {}"),
+    ("bert", "BertForNextSentencePrediction", "the model's output: has 2 dims, the labels 2; {}"),
+    ("llama", "LlamaForSequenceClassification", "say which token pads (--set pad_token_id=0), or {}"),
+    ("t5", "T5Model", "the model's output: is a Seq2SeqModelOutput; {}"),
+])
+def test_other_kinds_need_a_model_file(config_file: Callable[..., str], kind: str, name: str, said: str) -> None:
+    tiny = {**TINY, **T5, "max_source_positions": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    spec = config_file(**{**tiny, "model_type": kind, "architectures": [name]})
+    with pytest.raises(ModelError) as error:
+        trace_model(load_model(spec, {}, None), sequence=6, dtype="float32")
+    right = f"write a model file with build, example_inputs and loss around transformers.{name} (docs/models.md)"
+    assert said.format(right) in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
+def test_classifiers_that_cross_entropy_is_not_for(config_file: Callable[..., str], settings: dict[str, object]) -> None:
+    spec = config_file(model_type="bert", architectures=["BertForSequenceClassification"], **TINY)
+    with pytest.raises(ModelError, match=r"labels and problem_type .*, which cross-entropy is not for; write a model file"):
+        load_model(spec, settings, None)
+
+
+def test_the_model_file_of_the_documentation(model_file: Callable[[str], str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    shown = text.split("```python\n")[1].split("```")[0]
+    small = shown.replace("num_labels=1000", "num_labels=1000, num_hidden_layers=1")
+    graph = trace_model(load_model(model_file(small + "\nmake = build\n"), {}, None), dtype="float32")
+    assert {given.name: given.high for given in graph.batch_inputs} == {"pixel_values": 0, "labels": 1000}
