@@ -72,7 +72,7 @@ def describe(name: str) -> tuple[ProfileRow, ...]:
     if name.endswith(PROFILE_SUFFIXES):
         document, _ = read_file(Path(name))
     else:
-        document = read_document(profile_content(name), name)
+        document = read_document(profile_content(name, "PROFILE"), name)
     return tuple(ProfileRow(path, q.value, q.unit, q.kind, q.source) for path, q in quantities(document))
 
 

@@ -82,6 +82,7 @@ def test_hardware(tmp_path: Path) -> None:
     names = run("hardware").out.split()
     assert "local-cpu" in names and run("hardware", "--json").json == {"profiles": names}
     assert "chip.memory_bandwidth" in run("hardware", "dgx-h100").out
+    assert "error: PROFILE: unknown profile 'dgx'; use one of aws-p3" in run("hardware", "dgx").error
     fields = run("hardware", "dgx-h100", "--json").json["fields"]
     assert all(set(field) == {"field", "value", "unit", "kind", "source"} for field in fields)
 
