@@ -8,6 +8,7 @@ is what a mode sees: torch's own functions are taken to do the same whatever the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, zip_longest
@@ -22,6 +23,9 @@ from planner.trace.lines import running_line, users_line
 
 FEW = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 """Numbers of samples of the second batch: the first that is no size of the model."""
+
+MANY = 1 << 14
+"""Items of a list, or numbers of an array, that are looked at one by one: the rows of a million samples take minutes."""
 
 ADVICE = "a plan divides the batch in many ways: compute with tensors, or return (sum, weight) from loss() to average"
 
@@ -106,13 +110,15 @@ class Record(TorchFunctionMode):
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, (tuple, list)):
-            return tuple(map(self._said, value))
+            length = (len(value),) if len(value) > MANY else ()
+            return (*length, *map(self._said, value[:MANY]))
         if isinstance(value, slice):
             return self._said((value.start, value.stop, value.step))
         if isinstance(value, Mapping):
             return tuple((key, self._said(item)) for key, item in value.items())
         if isinstance(value, (np.generic, np.ndarray)):
-            return self._said(value.tolist())
+            numbers = value.tolist() if value.size <= MANY else hashlib.sha256(value.tobytes()).hexdigest()
+            return self._said((value.shape, numbers))
         if isinstance(value, range):
             return self._said((value.start, value.stop, value.step))
         return value if isinstance(value, (bool, int, float, str)) or value is None else type(value)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model, trace_model
+from planner.trace.batches import MANY, Record, Scale, difference
 from tests.trace.test_trace import both
 
 MODEL = """
@@ -95,3 +100,27 @@ def test_what_the_first_pass_leaves_behind(model_file: Callable[[str], str]) -> 
     """A table that is made once is no matter of the batch."""
     line = "self.cached = torch.arange(T).sin()[:, None] if self.cached is None else self.cached; x = x + self.cached"
     assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
+
+
+@pytest.mark.parametrize("values", [numpy.zeros((1_000_003, 3), dtype=bool), [0] * 1_000_003], ids=["array", "list"])
+def test_a_million_numbers_are_not_looked_at_one_by_one(values: object) -> None:
+    record = Record()
+    with record.of(nn.Module()):
+        torch.tensor(values)
+    (call,) = record.calls
+    assert len(tree_leaves(call.given)) < MANY + 10
+
+
+def test_large_arrays_that_differ_in_a_number() -> None:
+    """Are told apart, wherever it is."""
+    records = []
+    for last in (1, 1, 2):
+        values = numpy.ones(MANY + 1)
+        values[-1] = last
+        records.append(Record())
+        with records[-1].of(nn.Module()):
+            torch.tensor(values)
+    first, second, third = (record.calls for record in records)
+    assert difference(first, second, Scale(1_000_003, 2)) is None
+    error = difference(first, third, Scale(1_000_003, 2))
+    assert error is not None and "operand of tensor is computed from the number of samples" in str(error)
