@@ -339,6 +339,9 @@ def _untraceable(
         return ModelError(line, f"control flow or a Python number depends on tensor values{code}",
                           "the traced graph must be the same for all data")
     advice = "write it in traceable tensor code"
+    if "_ctc_loss" in said:
+        return ModelError(line, f"torch cannot trace ctc_loss, which looks at the values of its lengths{code}",
+                          "sum over the alignments step by step: docs/models.md has the same loss in tensor code")
     if "FlexAttention" in said:
         advice = "use F.scaled_dot_product_attention, with a mask or bias [seq, seq] in place of score_mod and block_mask"
     if accepted.get("batch", "") is None and isinstance(error, TypeError) and "dict" in said:

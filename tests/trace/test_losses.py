@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model, trace_model
@@ -194,3 +197,47 @@ def test_outputs_of_common_forms(model_file: Callable[[str], str], returned: str
         graph = trace_model(source, sequence=8, dtype="float32")
         assert [given.high for given in graph.batch_inputs] == [40, 40]
         assert {parameter.fqn.partition(".")[0] for parameter in graph.parameters} == {"e", "h"}
+
+
+SPEECH = """
+def example_inputs(batch, seq):
+    return {"x": torch.zeros(batch, 12, 8), "labels": torch.randint(1, 9, (batch, 4)),
+            "lengths": torch.full((batch,), 4), "steps": torch.full((batch,), 12)}
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 9)
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+def make():
+    return M()
+"""
+
+
+def torchs_ctc(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    logarithms = outputs.log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(logarithms, batch["labels"], batch["steps"], batch["lengths"], reduction="sum")
+
+
+def test_ctc_is_refused_and_what_the_documents_advise_is_the_same(model_file: Callable[[str], str]) -> None:
+    line = "F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), batch['labels'], batch['steps'], batch['lengths'])"
+    spec = model_file(f"{SPEECH}\ndef loss(outputs, batch):\n    return {line}\n")
+    with pytest.raises(ModelError, match=r"py:\d+: torch cannot trace ctc_loss, which looks at .*; sum over the alignments"):
+        trace_model(load_model(spec, {}, None), sequence=None, dtype="float32")
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    found = re.search(r"```python\n(def ctc.*?)```", text, re.DOTALL)
+    assert found is not None
+    source = load_model(model_file(SPEECH + found[1]), {}, None)
+    graph = trace_model(source, sequence=None, dtype="float32")
+    torch.manual_seed(0)
+    model = source.build()
+    batch = {"x": torch.randn(3, 12, 8), "labels": torch.tensor([[1, 1, 2, 3], [4, 5, 0, 0], [8, 7, 8, 7]]),
+             "lengths": torch.tensor([4, 2, 4]), "steps": torch.tensor([12, 7, 9])}
+    total, weight = run(graph, dict(model.named_parameters()), batch)
+    expected = torchs_ctc(model(batch["x"]), batch)
+    torch.testing.assert_close(total, expected)
+    assert weight == 10
+    for ours, theirs in zip(*(torch.autograd.grad(each, list(model.parameters())) for each in (total, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
