@@ -31,7 +31,8 @@ SCALAR_INT = TensorType((), "int64")
 def separate_loss(graph: FlatGraph) -> FlatGraph:
     """The graph with two outputs, sum and weight. Raises ModelError for a loss that does not decompose."""
     if graph.outputs and graph.outputs[0] in graph.by_name and not graph.by_name[graph.outputs[0]].differentiable:
-        raise ModelError(graph.where, "the loss depends on no trained parameter", "compute it from what forward() returns")
+        line = _place(graph, graph.outputs[0])
+        raise ModelError(line, "the loss depends on no trained parameter", "compute it from what forward() returns")
     if len(graph.outputs) == 1:
         graph = _Separator(graph).separate()
     if len(graph.outputs) != 2:
@@ -39,9 +40,9 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     total, weight = graph.outputs
     for name, what in ((total, "sum"), (weight, "weight")):
         if name not in graph.by_name or graph.by_name[name].type.shape != ():
-            raise ModelError(graph.where, f"the loss's {what} is no scalar that loss() computed", ADVICE)
+            raise ModelError(_place(graph, name), f"the loss's {what} is no scalar that loss() computed", ADVICE)
     if graph.by_name[weight].differentiable:
-        raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
+        raise ModelError(_place(graph, weight), "the loss's weight depends on parameters", "it must come from the batch alone")
     for name, what in ((total, "sum"), (weight, "weight")):
         culprit = _not_additive(graph, name)
         if culprit is not None:
@@ -50,6 +51,11 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
             right = "leave it out: a step divides by no weight of zero" if guards else ADVICE
             raise ModelError(place(culprit, graph.where), wrong, right)
     return graph
+
+
+def _place(graph: FlatGraph, name: str) -> str:
+    """What an error names: the line that computes a value, else the model."""
+    return place(graph.by_name[name], graph.where) if name in graph.by_name else graph.where
 
 
 def _not_additive(graph: FlatGraph, name: str) -> Node | None:
@@ -93,7 +99,7 @@ class _Separator:
         """Names of the sum and the weight whose ratio is the scalar ``name``."""
         node = self.graph.by_name.get(name)
         if node is None or node.type.shape != ():
-            raise ModelError(self.graph.where, "loss() returned no scalar", ADVICE)
+            raise ModelError(_place(self.graph, name), "loss() returned no scalar", ADVICE)
         arguments = dict(node.arguments)
         if self._sums(node, arguments):
             raise ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
@@ -101,7 +107,7 @@ class _Separator:
         if node.base in LABELLED_LOSSES:
             return self._labelled(node, arguments)
         if node.base in ELEMENTWISE_LOSSES and arguments["reduction"] == MEAN:
-            count = self._count(self._whole(node, arguments))
+            count = self._count(self._whole(node, arguments), node)
             return self._again(node, reduction=SUM), count
         if node.op in ("mean", "sum") and isinstance(arguments["self"], Ref):
             return self._reduced(node, arguments["self"].name)
@@ -131,7 +137,7 @@ class _Separator:
             logits = arguments["self"]
             assert isinstance(logits, Ref)
             shape = self.graph.type_of(logits.name).shape
-            return self._again(node, reduction=SUM), self._count((shape[0], *shape[2:]))
+            return self._again(node, reduction=SUM), self._count((shape[0], *shape[2:]), node)
         labels = self.graph.type_of(target.name)
         counted = self._add("counted", "ne.Scalar", (("self", target), ("other", arguments["ignore_index"])),
                             TensorType(labels.shape, "bool"), node)
@@ -147,7 +153,7 @@ class _Separator:
     def _reduced(self, node: Node, operand: str) -> tuple[str, str]:
         if self.graph.type_of(operand).shape == ():
             return self.parts(operand)
-        count = self._count(self.graph.type_of(operand).shape)
+        count = self._count(self.graph.type_of(operand).shape, node)
         dtype = dict(node.arguments).get("dtype")
         total = self._add("sum", "sum", (("self", Ref(operand)), ("dtype", dtype)), node.type, node, node.differentiable)
         return total, count
@@ -157,7 +163,7 @@ class _Separator:
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
             if inner.type.shape != () or _not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
-            return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,))
+            return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,), node)
         if isinstance(other, (Ref, BatchMultiple)):
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
         total, weight = self.parts(operand)
@@ -262,17 +268,17 @@ class _Separator:
         arguments = tuple((key, changed.get(key, value)) for key, value in node.arguments)
         return self._add("sum", node.op, arguments, node.type, node, node.differentiable)
 
-    def _count(self, shape: tuple[Argument, ...]) -> str:
-        """A weight that is the number of elements of a shape."""
+    def _count(self, shape: tuple[Argument, ...], origin: Node) -> str:
+        """A weight that is the number of elements of a shape, over which ``origin`` averages."""
         number, batches = 1, 0
         for extent in shape:
             assert isinstance(extent, (int, BatchMultiple))
             batches += isinstance(extent, BatchMultiple)
             number *= extent.factor if isinstance(extent, BatchMultiple) else extent
         if batches != 1:
-            raise ModelError(self.graph.where, "the loss averages over no dim of the batch", ADVICE)
+            raise ModelError(place(origin, self.graph.where), "the loss averages over no dim of the batch", ADVICE)
         fill = (("size", ()), ("fill_value", BatchMultiple(number)), ("dtype", Dtype("int64")))
-        return self._add("weight", "full", fill, SCALAR_INT, self.graph.by_name[self.graph.outputs[0]])
+        return self._add("weight", "full", fill, SCALAR_INT, origin)
 
     def _add(
         self, name: str, op: str, arguments: tuple[tuple[str, Argument], ...], type_: TensorType, origin: Node,

@@ -119,6 +119,22 @@ def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None
         trace_model(load_model(model_file(MODEL.format(line=line)), {}, None), sequence=None, dtype="float32")
 
 
+@pytest.mark.parametrize(("line", "said"), [
+    ("a = F.mse_loss(outputs, batch['target'])\n    return a + 1", "py:11: the loss does not decompose"),
+    ("a = (outputs ** 2).mean()\n    return a, batch['labels'].numel()", "py:10: the loss's sum is no sum over the batch"),
+    ("a = outputs.sum()\n    return outputs.sum(), a", "py:10: the loss's weight depends on parameters"),
+    ("a = batch['target'].mean()\n    return a", "py:10: the loss depends on no trained parameter"),
+    ("a = outputs[0].mean()\n    return 2 * a", "py:10: the loss averages over no dim of the batch"),
+    ("a = outputs.square()\n    return a", "py:10: loss\\(\\) returned no scalar"),
+    ("a = outputs.sum(0)\n    return outputs.sum(), a", "py:10: the loss's weight is no scalar"),
+    ("a = F.mse_loss(outputs, batch['target']) / outputs.shape[0]\n    return a", "py:10: .*"),
+])
+def test_refusals_name_the_line(model_file: Callable[[str], str], line: str, said: str) -> None:
+    """That of the operation, inside loss()."""
+    with pytest.raises(ModelError, match=said):
+        trace_model(load_model(model_file(MODEL.format(line=line)), {}, None), sequence=None, dtype="float32")
+
+
 def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
     text = MODEL.format(line="pass").replace("def loss(outputs, batch):\n    pass", "")
     graph = trace_model(load_model(model_file(text), {}, None), sequence=None, dtype="float32")
