@@ -43,6 +43,7 @@ class Heap:
     def add(self, category: Category, size: int, stream: Stream = "compute") -> None:
         """Something is made (or, negative, freed)."""
         self.now[category] += size
+        assert self.now[category] >= 0, f"{-self.now[category]} bytes of {category} are freed that were never made"
         self.total += size
         self.streams[stream] += size
         self.tops[stream] = max(self.tops[stream], self.streams[stream])

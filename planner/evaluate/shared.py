@@ -1,9 +1,9 @@
-"""Parameters that several blocks of one stage use: their gradient is handed over when all parts are there."""
+"""Parameters that several blocks of one stage train: their gradient is handed over when all parts are there."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import networkx as nx
@@ -13,23 +13,29 @@ from planner.ir.graph import Block
 
 
 class Shared:
-    """Of a stage's blocks, and where in each the gradients of parameters are made."""
+    """Of a stage's blocks, and where in each the gradients of parameters are made. ``asked``: by block, values of its body
+    that a gradient comes back to."""
 
-    def __init__(self, blocks: Sequence[Block], paths: Sequence[Paths]) -> None:
-        self._blocks, self._paths = blocks, paths
+    def __init__(self, blocks: Sequence[Block], paths: Sequence[Paths], asked: Sequence[Collection[str]]) -> None:
+        self._blocks, self._paths, self._asked = blocks, paths, asked
+
+    def _used(self, at: int) -> list[tuple[str, str]]:
+        """A block's parameters that it makes a gradient of: name in its body, and in the model."""
+        return [(name, fqn) for name, fqn in self._blocks[at].parameters if name in self._asked[at]]
 
     @cached_property
     def _users(self) -> dict[str, list[int]]:
-        """The blocks that use a parameter, by its name in the model."""
+        """The blocks that make a gradient of a parameter, by its name in the model. One that only reads it (detached, or where
+        nothing is recorded) is none of them: autograd waits for no part of it."""
         users: defaultdict[str, list[int]] = defaultdict(list)
-        for at, block in enumerate(self._blocks):
-            for fqn in dict.fromkeys(fqn for _, fqn in block.parameters):
+        for at in range(len(self._blocks)):
+            for fqn in dict.fromkeys(fqn for _, fqn in self._used(at)):
                 users[fqn].append(at)
         return users
 
     def of(self, at: int) -> tuple[frozenset[str], frozenset[str]]:
-        """A block's parameters that earlier blocks use too, and those that later ones do."""
-        used = [(name, self._users[fqn]) for name, fqn in self._blocks[at].parameters]
+        """A block's parameters that earlier blocks make a gradient of too, and those that later ones do."""
+        used = [(name, self._users[fqn]) for name, fqn in self._used(at)]
         return (
             frozenset(name for name, users in used if users[0] < at), frozenset(name for name, users in used if users[-1] > at),
         )

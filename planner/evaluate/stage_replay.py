@@ -58,7 +58,8 @@ class StageReplay:
             )
             for at, (block, decision) in enumerate(zip(self.blocks, stage.decisions, strict=True))
         ]
-        self._shared = Shared(self.blocks, [link.passes.paths for link in self.chain])
+        asked = graph.gradients.asked(stage.first, stage.last, zeros=True)
+        self._shared = Shared(self.blocks, [link.passes.paths for link in self.chain], [asked[at] for at in sorted(asked)])
         passed = self._passed()
         self.makes = self.sends - sum(self.sizes[name] for name in passed)
         self.cloned = sum(self.sizes[name] for name in passed if self._differentiable(name))

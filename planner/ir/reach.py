@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from planner.ir.body import Body
     from planner.ir.graph import ModelGraph
 
 
@@ -17,19 +18,16 @@ class GradientReach:
 
     graph: ModelGraph
 
-    def asked(self, first: int, last: int) -> Mapping[int, frozenset[str]]:
+    def asked(self, first: int, last: int, *, zeros: bool = False) -> Mapping[int, frozenset[str]]:
         """By block of a stage, the values of its body that a gradient comes back to. One comes with the loss, and (of zeros, if
-        need be) to each value that is sent and carries one."""
-        wanted = {self.graph.loss, *self.graph.crossing(last)}
-        asked: dict[int, frozenset[str]] = {}
-        for index in range(last - 1, first - 1, -1):
-            block = self.graph.blocks[index]
-            body = self.graph.body_of[block.body]
-            written = zip(block.writes, body.outputs, strict=True)
-            asked[index] = body.asked_by(value for name, value in written if name in wanted)
-            read = zip(block.reads, body.inputs, strict=True)
-            wanted |= {name for name, value in read if value.name in asked[index]}
-        return asked
+        need be) to each value that is sent and carries one. ``zeros``: see :meth:`_arriving`."""
+        arriving = self._arriving(first, last, zeros=zeros)
+        return {index: self._body(index).asked_by(outputs) for index, outputs in arriving.items()}
+
+    @cached_property
+    def asked_whole(self) -> Mapping[int, frozenset[str]]:
+        """The same of all blocks as one stage, with zeros."""
+        return self.asked(0, len(self.graph.blocks), zeros=True)
 
     def untrained(self, first: int, last: int) -> frozenset[str]:
         """Trained parameters (fqn) that a stage has and makes no gradient of: it reads detached values of them alone."""
@@ -67,17 +65,25 @@ class GradientReach:
         return frozenset(found)
 
     def _reached(self, first: int, last: int) -> Mapping[int, bool]:
-        """By block of a stage, whether a gradient comes to one of its outputs. One of zeros comes from a block with parameters
-        that makes none for what it reads (``_fsdp_param_group.py``, ``RegisterPostBackwardFunction``)."""
-        asked = self.asked(first, last)
-        blocks = {index: self.graph.blocks[index] for index in asked}
-        fed = {name for block in blocks.values() if block.parameters for name in block.reads}
-        return {index: self._ends_reached(index, asked[index], fed) for index in blocks}
+        """By block of a stage, whether a gradient comes to one of its outputs."""
+        return {index: bool(outputs) for index, outputs in self._arriving(first, last, zeros=True).items()}
 
-    def _ends_reached(self, index: int, asked: frozenset[str], fed: set[str]) -> bool:
-        block = self.graph.blocks[index]
-        body = self.graph.body_of[block.body]
-        return any(
-            value in asked or (name in fed and value in body.differentiable)
-            for name, value in zip(block.writes, body.outputs, strict=True)
-        )
+    def _arriving(self, first: int, last: int, *, zeros: bool) -> Mapping[int, frozenset[str]]:
+        """By block of a stage, the outputs that a gradient comes to. ``zeros``: also those of which the block that reads them
+        makes none, where torch makes zeros of what the first block of a unit reads (``_fsdp_param_group.py``,
+        ``RegisterPostBackwardFunction``)."""
+        begins = {unit[0] for unit in self.graph.sharded_together(first, last)} if zeros else set[int]()
+        wanted = {self.graph.loss, *self.graph.crossing(last)}
+        found: dict[int, frozenset[str]] = {}
+        for index in range(last - 1, first - 1, -1):
+            block, body = self.graph.blocks[index], self._body(index)
+            written = zip(block.writes, body.outputs, strict=True)
+            found[index] = body.differentiable.intersection(value for name, value in written if name in wanted)
+            asked = body.asked_by(found[index])
+            read = [(name, value) for name, value in zip(block.reads, body.inputs, strict=True) if value.differentiable]
+            led = {name for name, value in read if value.name in asked}
+            wanted |= {name for name, _ in read} if led and block.parameters and index in begins else led
+        return found
+
+    def _body(self, index: int) -> Body:
+        return self.graph.body_of[self.graph.blocks[index].body]

@@ -129,6 +129,21 @@ CASES = [
     ("stopped", "fp32", Row(data=2, zero=3, accumulation=2)),
     # What was gathered before is there until the next copies are made.
     ("probed", "fp32", Row(data=2, zero=3, accumulation=2)),
+    # Blocks that read a parameter without a gradient: no part of its gradient comes from them, or waits for theirs.
+    ("looked", "fp32", Row(microbatch=2)),
+    ("looked", "fp32", Row(accumulation=2, recompute="full")),
+    ("looked", "bf16", Row(data=2, zero=3, accumulation=2)),
+    ("taught", "fp32", Row()),
+    ("taught", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective", microbatch=2)),
+    ("taught", "fp32", Row(data=2, zero=3, accumulation=2)),
+    ("taught_late", "fp32", Row()),
+    ("taught_late", "bf16", Row(data=2, zero=1, accumulation=2, recompute="full")),
+    ("taught", "fp32", Row(
+        pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
+    )),
+    ("taught_late", "fp32", Row(
+        pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
+    )),
 ]
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
 FIELDS = [

@@ -19,7 +19,7 @@ from planner.ir.plan import DTYPES, Plan
 from planner.trace import load_model, trace_model
 from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan, place_as_megatron
-from tests.matrix.test_matrix import ROWS
+from tests.matrix.test_matrix import MODELS, ROWS
 
 MORE = [
     Row(data=4, zero_group=2, zero=2, accumulation=2),
@@ -84,3 +84,12 @@ def test_a_tied_gradient_waits_for_the_embedding(zero: int, accumulation: int) -
             row = Row(data=4, zero=zero, recompute=level, accumulation=accumulation)
             (ratio,) = ratios(graph, make_plan(graph, row, precision=precision))
             assert 1 <= ratio < 1.3, f"{precision} {row.label}: the bound is {ratio:.4f} of the replay"
+
+
+@pytest.mark.parametrize("model", ["taught", "taught_late"])
+def test_parameters_that_are_read_without_a_gradient_too(model: str) -> None:
+    """Nothing waits for the part of a block that makes none; all waits for the end where that block begins their unit."""
+    graph = trace_model(load_model(f"{MODELS}:{model}", {"vocab": 2048}, None), sequence=24, dtype="float32")
+    for row in (Row(), Row(data=2, zero=1, accumulation=2), Row(data=2, zero=2, recompute="full", accumulation=2)):
+        (ratio,) = ratios(graph, make_plan(graph, row, precision="fp32"))
+        assert 1 <= ratio < 1.3, f"{row.label}: the bound is {ratio:.4f} of the replay"

@@ -688,3 +688,52 @@ def settled(width: int = 16, vocab: int = 64) -> Settled:
 
 def distilled(width: int = 16, vocab: int = 64) -> Settled:
     return Settled([Average(width)], width, vocab, late=True)
+
+
+class Taught(Stacked):
+    """The layers run without gradients too, as a teacher, before they do as the student or ``late``."""
+
+    def __init__(self, layers: Iterable[nn.Module], width: int, vocab: int, late: bool) -> None:
+        super().__init__(layers, width, vocab)
+        self.late = late
+
+    def once(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    @torch.no_grad()
+    def target(self, x: torch.Tensor) -> torch.Tensor:
+        return self.once(x.flip(1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        if self.late:
+            student = self.once(x)
+            return self.head(student * torch.sigmoid(self.target(x)))
+        target = self.target(x)
+        return self.head(self.once(x) * torch.sigmoid(target))
+
+
+def taught(layers: int = 3, width: int = 64, vocab: int = 16, late: bool = False) -> Taught:
+    return Taught((Average(width) for _ in range(layers)), width, vocab, late)
+
+
+def taught_late(layers: int = 3, width: int = 64, vocab: int = 16) -> Taught:
+    return taught(layers, width, vocab, late=True)
+
+
+class Looked(Stacked):
+    """The head compares with the rows of the embedding, which it does not train."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.linear(self.head(x), self.embedding.weight.detach())
+
+
+def looked(layers: int = 3, width: int = 16, vocab: int = 512) -> Looked:
+    model = Looked((Average(width) for _ in range(layers)), width, vocab)
+    model.head = nn.Linear(width, width)
+    return model
