@@ -193,12 +193,12 @@ class Backward:
         block, environment = self.block, Environment()
         keeping = [at for at in again if block.primitives[at].keeps or block.primitives[at].keeps_extra]
         kept = Kept()
-        for at in again:
-            if keeping and at == keeping[-1] and not block.keeps_results(at):
-                block.keep(environment, at, kept)
-            if keeping and at >= keeping[-1] + block.keeps_results(keeping[-1]):
-                break
-            block.run(self.heap, environment, at, kept)
+        last = keeping[-1] if keeping else again[-1]
+        for at in range(again[0], last + 1):
+            if keeping and at == last and not block.keeps_results(at):
+                block.hold_operands(self.heap, environment, at, kept)
+            else:
+                block.run(self.heap, environment, at, kept)
         block.release(self.heap, environment, list(environment.variables))
         block.forget(self.heap, kept, block.forgotten.intersection(again))
         self.again |= kept

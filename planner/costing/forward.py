@@ -232,13 +232,25 @@ class BlockForward:
                 source.references += 1
                 environment.variables[value] = source
         heap.passing(primitive.forward_scratch)
+        self._hold(heap, environment, at, kept)
+        self.release(heap, environment, self.arranged.dies.get(at, ()))
+
+    def hold_operands(self, heap: Heap, environment: Environment, at: int, kept: Kept) -> None:
+        """What a primitive's node holds before the primitive runs, which it then does not. Copies of operands that no gradient
+        needs are made by then too."""
+        primitive = self.primitives[at]
+        heap.passing(primitive.forward_scratch if primitive.copies else 0)
+        self._hold(heap, environment, at, kept)
+
+    def _hold(self, heap: Heap, environment: Environment, at: int, kept: Kept | None) -> None:
+        """What a primitive's node refers to and makes for that."""
+        primitive = self.primitives[at]
         extra = heap.make(primitive.keeps_extra) if primitive.keeps_extra else None
         if kept is not None and primitive.differentiable:
             self.keep(environment, at, kept)
             kept[at] += [extra] if extra else []
         elif extra is not None:
             heap.drop(extra)
-        self.release(heap, environment, self.arranged.dies.get(at, ()))
 
     def keep(self, environment: Environment, at: int, kept: Kept) -> None:
         """What a primitive's node refers to; a view that no variable names any more lies where its root does."""
@@ -250,10 +262,13 @@ class BlockForward:
         kept.setdefault(at, []).extend(held)
 
     def keeps_results(self, at: int) -> bool:
-        """Whether autograd keeps something that the primitive itself makes; operands are kept before it runs."""
+        """Whether autograd keeps something that the primitive itself makes; operands, and copies of them, are kept before it
+        runs."""
         primitive = self.primitives[at]
         made = {self.local.root.get(value, value) for value, size in primitive.makes if size is not None}
-        return bool(primitive.keeps_extra) or any(self.local.root.get(v, v) in made for v in primitive.keeps)
+        if primitive.keeps_extra and not primitive.copies:
+            return True
+        return any(self.local.root.get(v, v) in made for v in primitive.keeps)
 
     @staticmethod
     def forget(heap: Heap, kept: Kept, nodes: Iterable[int]) -> None:

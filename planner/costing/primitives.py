@@ -121,7 +121,7 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in _LAYS_OUT and _adds_dims(tape, step),
         follows=base in _FOLLOWS, turns=_turns(tape, step), permutes=base in _PERMUTES,
-        cuts=base in _CUTS, storage=storage, patches=base in PATCHES, inner=inner,
+        cuts=base in _CUTS, storage=storage, patches=base in PATCHES, inner=inner, copies=base in _FOLDED,
     )
 
 

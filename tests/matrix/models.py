@@ -737,3 +737,20 @@ def looked(layers: int = 3, width: int = 16, vocab: int = 512) -> Looked:
     model = Looked((Average(width) for _ in range(layers)), width, vocab)
     model.head = nn.Linear(width, width)
     return model
+
+
+class Leaning(nn.Module):
+    """Its last product reads a tensor whose rows do not lie one after the other, and copies it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(width, width, 3, groups=width, padding=2)
+        self.down = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.mix(x.transpose(1, 2))[..., : x.shape[1]]
+        return x + self.down(torch.tanh(mixed.transpose(1, 2)))
+
+
+def leaning(layers: int = 3, width: int = 32, vocab: int = 16) -> Stacked:
+    return Stacked((Leaning(width) for _ in range(layers)), width, vocab)
