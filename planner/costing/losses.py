@@ -118,13 +118,30 @@ def at_once(sizes: Sequence[int]) -> int:
     return min(sizes[0], max(1, AT_ONCE // max(1, row))) * row
 
 
+def _pieces(sizes: Sequence[int]) -> tuple[int, int, int]:
+    """Elements of a piece of the logits, how many whole ones there are, and elements of the one that is left."""
+    piece = at_once(sizes)
+    return piece, *(divmod(prod(sizes), piece) if piece else (0, 0))
+
+
+def vocabulary_bytes(sizes: Sequence[int], wide: int) -> int:
+    """What ``CrossEntropy`` has made when that is most in its forward pass: a copy of a piece of the logits, two numbers of
+    ``wide`` bytes a row and the totals of the pieces until then; or seven numbers a row. (Besides: two indices and two flags a
+    row; with the seven, a scalar.)"""
+    classes = sizes[1 if len(sizes) > 1 else 0]
+    piece, whole, rest = _pieces(sizes)
+    rows, some = prod(sizes) // classes, piece // classes
+    copied = max(piece + whole * some, rest + rows if rest else 0)
+    return rows * (2 * wide + 2 * 8 + 2) + wide * max(copied, 5 * rows + 1)
+
+
 def half_loss(tape: Tape, step: Step) -> None:
     """``HalfCrossEntropy`` of runtime/vocabulary.py: in each pass two float32 copies of some rows of the logits at a time, and
     the numbers of a row."""
     logits = step.operands[0]
     sizes, elements = tape.local.layouts[logits].sizes, tape.local.layouts[logits].elements
-    classes, piece = sizes[1 if len(sizes) > 1 else 0], at_once(sizes)
-    whole, rest = divmod(elements, piece) if piece else (0, 0)
+    classes = sizes[1 if len(sizes) > 1 else 0]
+    piece, whole, rest = _pieces(sizes)
     rows, some, few = elements // classes, piece // classes, rest // classes
     need = tape.gradient(logits, elements * DTYPE_BYTES[tape.local.types[logits].dtype])
     # The targets' logarithms of the pieces before are there already.
@@ -152,6 +169,6 @@ def vocabulary_loss(tape: Tape, step: Step) -> None:
     tape.add(
         [(logits, need), *((operand, None) for operand in step.operands[1:])],
         [(step.outputs[0], wide)], [logits] if need else [], extra=rows * (wide + 8 + 1 + 1),
-        forward=piece * wide + rows * (6 * wide + 2 * 8 + 2),
+        forward=vocabulary_bytes(sizes, wide) - wide,  # The loss itself is not made by then.
         backward=beside + (piece * wide if item < wide else 0),
     )

@@ -258,10 +258,20 @@ def test_logits_of_many_pieces(server: Server, precision: str, row: Row, tmp_pat
     compare(server, graph, precision, row, tmp_path, divided(graph, row) if row.tensor > 1 else None)
 
 
-def divided(graph: ModelGraph, row: Row) -> Mapping[str, BodyPlacement]:
-    """The quickest placement that divides the parameters."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "precision"), [("capped", "fp32"), ("capped", "fp64"), ("streams", "fp32")])
+def test_logits_that_rule(server: Server, name: str, precision: str, tmp_path: Path) -> None:
+    """The most is alive while cross-entropy over a split vocabulary has a copy of the logits."""
+    row = Row(tensor=2, data=2, sequence_parallel=True, zero=1, accumulation=2, recompute="selective")
+    source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'recent.py'}:make", {"name": name}, None)
+    graph = trace_model(source, sequence=32, dtype=DTYPES[precision])
+    compare(server, graph, precision, row, tmp_path, divided(graph, row, split=True))
+
+
+def divided(graph: ModelGraph, row: Row, *, split: bool = False) -> Mapping[str, BodyPlacement]:
+    """The quickest placement that divides the parameters; ``split``: and what passes between blocks."""
     pricing = Pricing(resolve_cluster("dgx-h100:1"), row.tensor, row.microbatch)
-    return place_graph(graph, row.tensor, pricing, split=False, prices=(DIVIDED_STATE,))[0].placements
+    return place_graph(graph, row.tensor, pricing, split=split, prices=(DIVIDED_STATE,))[0].placements
 
 
 @pytest.mark.slow
