@@ -1,6 +1,6 @@
 """Seconds of one collective: alpha-beta models over the levels of a cluster.
 
-A message of n bytes takes ``latency + (n + half) / rate`` (Hockney 1994). Bytes on the wire per rank, of a group of p:
+A message of n bytes takes ``latency + start + n / rate`` (Hockney 1994). Bytes on the wire per rank, of a group of p:
 
 - ring all-gather and reduce-scatter: (p - 1) shards; ring all-reduce: twice that (Thakur 2005; Chan 2007);
   NCCL's bus bandwidth is these bytes over the time (nccl-tests, doc/PERFORMANCE.md);
@@ -18,109 +18,25 @@ over gloo a reduce-scatter is an all-reduce (ProcessGroupGloo.cpp of torch, redu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from math import ceil, gcd, lcm, log2, prod
+from math import ceil, log2
 from typing import Literal
 
-import numpy as np
-
-from hardware_profiles import Cluster, Level, Link
+from cost_models.spans import Reach, Span
+from hardware_profiles import Cluster
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-LONG = 2.0**30
-"""Bytes of a message by which groups of one axis are compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a group has at one level: ``members`` sub-groups of the level below (ranks at the innermost), by ``link``;
-    ``fewest``: ranks in the smallest of these, which bounds the links that they lend a ring."""
-
-    members: int
-    link: Link
-    fewest: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """How a group of ``size`` ranks lies over the levels that it crosses, innermost first. ``even``: every domain of a
-    level holds equally many of its ranks, so ``size`` is the product of the members."""
-
-    size: int
-    reaches: tuple[Reach, ...]
-
-    @property
-    def even(self) -> bool:
-        return prod(reach.members for reach in self.reaches) == self.size
-
-    @property
-    def crosses(self) -> int:
-        """Levels whose links the group uses."""
-        return len(self.reaches)
-
-
-def span_of(cluster: Cluster, size: int, stride: int) -> Span:
-    """The span of the slowest of an axis' groups, which the others wait for: ``size`` ranks each, ``stride`` apart. Ranks are
-    numbered innermost level first. A group that does not fit raises ValueError.
-
-    Where groups fill whole domains, or domains whole groups, all lie alike. Of groups of 6 in nodes of 8 one is inside a node
-    and the next is not.
-    """
-    if size < 1 or stride < 1 or (size - 1) * stride >= cluster.devices:
-        raise ValueError(f"{size} ranks at stride {stride} do not fit in {cluster.devices} devices")
-    return _slowest(cluster.levels, size, stride)
-
-
-@lru_cache(maxsize=65536)
-def _slowest(levels: tuple[Level, ...], size: int, stride: int) -> Span:
-    block, inner = size * stride, [level.size for level in levels[:-1]]
-    if size == 1 or all(_divides(domain, block) and _divides(domain, stride) for domain in inner):
-        return _span_alike(levels, size, stride)
-    period = lcm(*inner)
-    turns = range(0, period // gcd(block, period) * block, block)
-    firsts = (turn + offset for turn in turns for offset in range(min(stride, period)))
-    starts = {first % period for first in firsts if first + block - stride < levels[-1].size}
-    spans = [_span_at(levels, size, stride, start) for start in sorted(starts)]
-    return max(spans, key=lambda span: _ring_s(span, LONG, laps=1))
-
-
-def _divides(one: int, other: int) -> bool:
-    return one % other == 0 or other % one == 0
-
-
-def _span_alike(levels: tuple[Level, ...], size: int, stride: int) -> Span:
-    """The span of every group, where all lie alike."""
-    reaches: list[Reach] = []
-    inside = 1
-    for level in levels:
-        here = min(size, ceil(level.size / stride))
-        if here > inside:
-            reaches.append(Reach(here // inside, level.link, inside))
-            inside = here
-    return Span(size, tuple(reaches))
-
-
-def _span_at(levels: tuple[Level, ...], size: int, stride: int, start: int) -> Span:
-    """The span of ranks ``start``, ``start + stride``, ..."""
-    reaches: list[Reach] = []
-    ranks = start + stride * np.arange(size)
-    below = ranks
-    for level in levels:
-        domains = ranks // level.size
-        first = np.flatnonzero(np.diff(below, prepend=-1) | np.diff(domains, prepend=-1))
-        members = int(np.bincount(domains[first] - domains[0]).max())
-        if members > 1:
-            reaches.append(Reach(members, level.link, int(np.diff(first, append=size).min())))
-        below = domains
-    return Span(size, tuple(reaches))
 
 
 def collective_s(kind: CollectiveKind, span: Span, size_bytes: float) -> float:
     """Seconds of a collective whose INPUT tensor on one rank has ``size_bytes`` (all_gather: the shard; all_reduce,
-    reduce_scatter, all_to_all: the whole). A group of one, or no bytes, costs nothing."""
+    reduce_scatter, all_to_all: the whole), by the slowest of the axis' groups, which the others wait for. A group of one, or no
+    bytes, costs nothing."""
     if span.size == 1 or size_bytes <= 0:
         return 0.0
+    return max(_group_s(kind, group, size_bytes) for group in (span, *span.others))
+
+
+def _group_s(kind: CollectiveKind, span: Span, size_bytes: float) -> float:
     if kind == "all_reduce":
         return _all_reduce_s(span, size_bytes)
     if kind == "all_gather":
@@ -180,7 +96,7 @@ def _all_to_all_s(span: Span, size_bytes: float) -> float:
     inside, slowest = 1, 0.0
     for reach in span.reaches:
         within = min(span.size, inside * reach.members)
-        carried = size_bytes * (within - inside) / span.size
+        carried = size_bytes * (within - reach.fewest) / span.size
         slowest = max(slowest, carried / reach.link.rate(reach.members))
         inside = within
     return latency + _start_s(span) + slowest

@@ -13,8 +13,11 @@ from hardware_profiles.schema import LinkDocument, ProfileDocument
 
 def part_of(size: int, whole: int, used: int) -> int:
     """Devices of a level of ``size`` where ``used`` of each node's ``whole`` devices count: of a level inside a node no more
-    than these, else those of as many nodes as before."""
-    return min(size, used) if size <= whole else size // whole * used
+    than these, else those of as many nodes as before. 0 of one whose domains they do not fill: some would be joined by it, some
+    not."""
+    if size > whole:
+        return size // whole * used
+    return min(size, used) if size >= used or used % size == 0 else 0
 
 
 def host_part(host_devices: int | None, used: int) -> int | None:
@@ -35,7 +38,7 @@ def profile_of_part(content: Mapping[str, Any], used: object) -> dict[str, Any]:
 def links_of_part(links: Mapping[str, Any], whole: object, used: object) -> dict[str, Any]:
     """Packaged links where ``used`` of each node's ``whole`` devices count; without those that add no device to an inner one
     then."""
-    if type(whole) is not int or type(used) is not int or used == whole:
+    if type(whole) is not int or type(used) is not int or used >= whole:
         return dict(links)
     found: dict[str, Any] = {}
     inside = 0
@@ -78,8 +81,12 @@ def check_levels(document: ProfileDocument, where: str) -> None:
             raise ProfileFormatError(f"{where}: links.{outer}.size", wrong, right)
         if inside.size is not None:
             _check_whole(document, outer, inside.size, f"{inner}'s", where)
-    for name in document.links:
+    for name, link in document.links.items():
         _check_whole(document, name, document.devices_per_node, "devices_per_node,", where)
+        if link.size is not None and document.devices_per_node % min(link.size, document.devices_per_node):
+            wrong = f"{link.size} does not divide devices_per_node, {document.devices_per_node}"
+            right = "a level inside a node has equally many of its devices"
+            raise ProfileFormatError(f"{where}: links.{name}.size", wrong, right)
 
 
 def _check_whole(document: ProfileDocument, name: str, inner: int, told: str, where: str) -> None:

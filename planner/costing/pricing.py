@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
 from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s, unfused_attention_s
+from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.exchanges import Exchange, scattered_gradients
 from planner.costing.operations import Operation, measure_operation

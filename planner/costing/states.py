@@ -23,9 +23,10 @@ each reduction copies them into one flat buffer. They are counted with the traff
 
 from __future__ import annotations
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, state_bytes, transient_bytes
+from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision

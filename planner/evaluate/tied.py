@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
+from cost_models.spans import span_among
 from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph, Parameter
 from planner.ir.placement import Placement, local_type
@@ -41,8 +42,9 @@ def tied_sum_seconds(
 ) -> float:
     """All-reduce of one tied gradient (fp32, or fp64; the own shard where ZeRO shards it) over its pipeline ranks."""
     size = elements * (8 if precision == "fp64" else 4) / (zero_group if zero else 1)
-    stride = (ranks[-1] - ranks[0]) // (len(ranks) - 1) * mesh.pipeline_stride
-    return collective_s("all_reduce", span_of(cluster, len(ranks), stride), size)
+    apart = (ranks[-1] - ranks[0]) // (len(ranks) - 1)
+    members = range(ranks[0], ranks[0] + (len(ranks) - 1) * apart + 1, apart)
+    return collective_s("all_reduce", span_among(cluster, members, mesh.pipeline, mesh.pipeline_stride), size)
 
 
 def parameter_placement(graph: ModelGraph, plan: Plan, block: int, fqn: str) -> Placement:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
-from cost_models.collectives import collective_s, point_to_point_s, span_of
+from cost_models.collectives import collective_s, point_to_point_s
 from cost_models.pipeline import StageTimes
+from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.ir.plan import (
     AXIS_ORDERS,
@@ -33,16 +35,23 @@ def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float, whole_bytes: i
     if whole_bytes is not None and size_bytes > (part := -(-whole_bytes // mesh.tensor)):
         gather_s = collective_s("all_gather", span_of(cluster, mesh.tensor, 1), part)
         size_bytes = part
-    ranks = {mesh.rank(pipeline, data, 0) for pipeline in range(mesh.pipeline - 1) for data in _unlike(cluster, mesh)}
-    return gather_s + max(point_to_point_s(cluster, stride, size_bytes, rank) for rank in ranks)
+    pairs = product(range(mesh.pipeline - 1), *_unlike(cluster, mesh))
+    return gather_s + max(point_to_point_s(cluster, stride, size_bytes, mesh.rank(*pair)) for pair in pairs)
 
 
-def _unlike(cluster: Cluster, mesh: Mesh) -> range:
-    """Data ranks whose pipelines may lie over other links; of pipelines of neighbouring ranks, those until all repeats."""
-    if mesh.order == AXIS_ORDERS[0]:
-        return range(1)
-    inner = math.lcm(*(level.size for level in cluster.levels[:-1]))
-    return range(min(mesh.data, inner // math.gcd(inner, mesh.data_stride)))
+def _unlike(cluster: Cluster, mesh: Mesh) -> tuple[range, range]:
+    """Data ranks and tensor ranks whose pipelines may lie over other links: those until all repeats."""
+    sizes = [level.size for level in cluster.levels[:-1]]
+    tensor = range(1 if _fill(sizes, mesh.tensor) else mesh.tensor)
+    if mesh.order == AXIS_ORDERS[0] and _fill(sizes, mesh.pipeline_stride):
+        return range(1), tensor
+    inner = math.lcm(*sizes)
+    return range(min(mesh.data, inner // math.gcd(inner, mesh.data_stride))), tensor
+
+
+def _fill(sizes: Sequence[int], ranks: int) -> bool:
+    """Whether so many neighbouring ranks fill domains of these sizes, or each of these is filled by such."""
+    return all(size % ranks == 0 or ranks % size == 0 for size in sizes)
 
 
 def blocked_times(plan: Plan, times: Sequence[StageTimes], blocking_s: Sequence[float]) -> tuple[StageTimes, ...]:

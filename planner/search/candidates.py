@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cost_models.collectives import span_of
 from cost_models.pipeline import actions_of, is_long
 from cost_models.schedules import legal
+from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict

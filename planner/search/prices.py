@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cost_models.collectives import span_of
 from cost_models.live import both_at_once
+from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group

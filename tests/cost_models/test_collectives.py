@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.collectives import CollectiveKind, Reach, collective_s, point_to_point_s, span_of
+from cost_models.collectives import CollectiveKind, collective_s, point_to_point_s
+from cost_models.spans import Reach, Span, span_among, span_of
 from hardware_profiles import Chip, Cluster, Level, Link, resolve_cluster
 
 FAST = Link("fast", bandwidth_bytes_s=100.0, latency_s=0.0, efficiency=1.0, start_s=0.0, peer_bytes_s=100.0)
@@ -58,14 +59,9 @@ def lain(cluster: Cluster, ranks: range) -> tuple[Reach, ...]:
     return tuple(found)
 
 
-def slowest(reaches: tuple[Reach, ...]) -> float:
-    """Bytes/s of a ring through them."""
-    return min(reach.fewest * reach.link.rate(reach.members) for reach in reaches)
-
-
 @pytest.mark.parametrize("sizes", [(8, 24), (8, 56), (4, 12, 48), (6, 36), (72, 144), (8, 32, 96)])
 def test_an_axis_waits_for_its_slowest_group(sizes: tuple[int, ...]) -> None:
-    """Of every group of every axis that a mesh can have: the span is that of one which no other has a slower ring than."""
+    """Every way in which a group of an axis lies is known, of every axis that a mesh can have; the slowest counts."""
     links = (FAST, SLOW, replace(SLOW, bandwidth_bytes_s=1.0, peer_bytes_s=1.0))
     levels = tuple(Level(link.name, size, link) for size, link in zip(sizes, links, strict=False))
     cluster = replace(TOY, levels=levels, nodes=sizes[-1] // sizes[0], devices_per_node=sizes[0])
@@ -73,8 +69,27 @@ def test_an_axis_waits_for_its_slowest_group(sizes: tuple[int, ...]) -> None:
     for size, stride in ((a, b) for a in whole for b in whole if a > 1 and cluster.devices % (a * b) == 0):
         starts = (start for start in range(cluster.devices) if start // stride % size == 0)
         groups = {lain(cluster, range(start, start + size * stride, stride)) for start in starts}
-        found = span_of(cluster, size, stride).reaches
-        assert found in groups and slowest(found) == min(map(slowest, groups)), (size, stride)
+        span = span_of(cluster, size, stride)
+        assert {span.reaches, *(other.reaches for other in span.others)} == groups, (size, stride)
+        for kind in KINDS:
+            alone = [collective_s(kind, Span(size, reaches), 64.0) for reaches in groups]
+            assert collective_s(kind, span, 64.0) == max(alone), (kind, size, stride)
+
+
+@pytest.mark.parametrize("sizes", [(8, 24), (4, 12, 48), (8, 32, 96)])
+def test_members_of_an_axis(sizes: tuple[int, ...]) -> None:
+    """A tied parameter's stages: groups of the ranks that there are, in either order of the axes."""
+    levels = tuple(Level(link.name, size, link) for size, link in zip(sizes, (FAST, SLOW, SLOW), strict=False))
+    cluster = replace(TOY, levels=levels, nodes=sizes[-1] // sizes[0], devices_per_node=sizes[0])
+    whole = range(1, cluster.devices + 1)
+    for axis, stride in ((a, b) for a in whole for b in whole if a > 2 and cluster.devices % (a * b) == 0):
+        for members in (range(0, axis, axis - 1), range(1, axis), range(axis - 2, axis), range(0, axis, 2)):
+            firsts = (first for first in range(cluster.devices) if first // stride % axis == 0)
+            offsets = [member * stride for member in members]
+            step = offsets[1] - offsets[0]
+            groups = {lain(cluster, range(first + offsets[0], first + offsets[-1] + 1, step)) for first in firsts}
+            span = span_among(cluster, members, axis, stride)
+            assert {span.reaches, *(other.reaches for other in span.others)} == groups, (members, axis, stride)
 
 
 def test_ranks_that_fill_no_axis_have_a_span() -> None:

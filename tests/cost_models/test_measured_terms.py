@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
 from cost_models.compute import attention_flops, attention_s, function_s
+from cost_models.spans import span_of
 from hardware_profiles import Cluster, resolve_cluster
 from planner.costing.states import cost_state
 from planner.ir.plan import Mesh

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
+from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, resolve_cluster
 from planner.costing import Pricing, cost_block, cost_graph, cost_state, state_costs
 from planner.ir.plan import Mesh

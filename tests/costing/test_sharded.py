@@ -2,7 +2,8 @@
 
 import pytest
 
-from cost_models.collectives import collective_s, span_of
+from cost_models.collectives import collective_s
+from cost_models.spans import span_of
 from hardware_profiles import resolve_cluster
 from planner.costing import Pricing, cost_block
 from planner.costing.activations import saved_bytes

@@ -60,7 +60,7 @@ def test_a_part_of_each_node_keeps_its_levels(tmp_path: Path) -> None:
     assert sizes(resolve_cluster("jean-zay-a100:2x4")) == {"node": 4, "fabric": 8}
     assert sizes(of(tmp_path, "base: jean-zay-a100\nnodes: 2\ndevices_per_node: 4\n")) == {"node": 4, "fabric": 8}
     part = resolve_cluster("jean-zay-a100:2x6")
-    assert sizes(part) == {"node": 4, "boards": 6, "fabric": 12}
+    assert sizes(part) == {"boards": 6, "fabric": 12}, "one board of four devices and a part of another"
     assert cluster_from_yaml(cluster_to_yaml(part)) == part
 
 
@@ -96,6 +96,8 @@ H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes:
     (RACKS, "null", "links.rack.size: null (all devices), as fabric's is; give the one"),
     (RACKS, "20", "links.rack.size: 20 is no multiple of node's 8; a level holds whole ones of what lies inside it"),
     (BOARDS + "{boards: {size: 4}}", "", "links.boards.size: 4, as node's is"),
+    (H100 + "{node: {size: 6}}", "", "links.node.size: 6 does not divide devices_per_node, 8; a level inside a node has"),
+    ("base: dgx-h100\nnodes: 8\ndevices_per_node: 10\n", "", "links.node.size: 8 does not divide devices_per_node, 10"),
     (BOARDS + "{node: {size: 2}, boards: {size: 12}}", "", "links.boards.size: 12 is no multiple of devices_per_node, 8"),
     (RACKS + "    start: {value: 1, unit: us, kind: fitted, source: guess}\n", "32",
      "links.rack.start: is given beside half_message; give either start or half_message"),

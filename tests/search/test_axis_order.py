@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.collectives import span_of
+from cost_models.collectives import collective_s, point_to_point_s
+from cost_models.spans import span_of
 from hardware_profiles import Cluster, Level, Link, resolve_cluster
 from planner.evaluate import evaluate, send_seconds
+from planner.evaluate.tied import tied_sum_seconds
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
 from planner.search import Request, parse_pins, search
 from planner.search.candidates import enumerate_candidates
@@ -49,6 +51,31 @@ def test_pipelines_that_lie_unlike_are_no_candidates() -> None:
     inside, across = Mesh(pipeline=2, data=12, order=NEAR), Mesh(pipeline=3, data=8, order=NEAR)
     assert send_seconds(cluster, inside, 10**6) < send_seconds(cluster, across, 10**6)
     assert send_seconds(cluster, across, 10**6) == send_seconds(cluster, Mesh(pipeline=3, data=8), 10**6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 32, 40), (8, 24), (4, 12, 48)])
+def test_what_is_sent_is_as_slow_as_the_slowest_pair(sizes: tuple[int, ...]) -> None:
+    """In either order, also where a rack is not full: some pairs of a pipeline cross it and others do not."""
+    base = resolve_cluster("dgx-h100:2")
+    links = (base.levels[0].link, base.levels[1].link, replace(base.levels[1].link, bandwidth_bytes_s=1e9, peer_bytes_s=1e9))
+    levels = tuple(Level(f"level{at}", size, link) for at, (size, link) in enumerate(zip(sizes, links, strict=False)))
+    cluster = replace(base, levels=levels, nodes=sizes[-1] // sizes[0], devices_per_node=sizes[0])
+    whole = range(1, cluster.devices + 1)
+    for pipeline, tensor in ((p, t) for p in whole for t in whole if p > 1 and cluster.devices % (p * t) == 0):
+        for order in AXIS_ORDERS:
+            mesh = Mesh(pipeline=pipeline, data=cluster.devices // pipeline // tensor, tensor=tensor, order=order)
+            pairs = itertools.product(range(pipeline - 1), range(mesh.data), range(tensor))
+            slowest = max(point_to_point_s(cluster, mesh.pipeline_stride, 1e6, mesh.rank(*pair)) for pair in pairs)
+            assert send_seconds(cluster, mesh, 1e6) == slowest, mesh
+
+
+def test_a_tied_gradient_is_summed_by_the_ranks_that_have_it() -> None:
+    """Four pipelines of four ranks, or of eight, each inside a node: what the first and the last sum crosses none."""
+    cluster = resolve_cluster("dgx-h100:8")
+    near, apart = (Mesh(pipeline=4, data=8, tensor=2, order=order) for order in (NEAR, AXIS_ORDERS[0]))
+    inside, across = (tied_sum_seconds(cluster, mesh, "bf16", 10**8, 0, 1, (0, 3)) for mesh in (near, apart))
+    assert inside == collective_s("all_reduce", span_of(cluster, 2, 4), 4e8)
+    assert across == collective_s("all_reduce", span_of(cluster, 2, 8), 4e8) > 5 * inside
 
 
 @pytest.mark.parametrize("mesh", [Mesh(2, 4, 1, 1, 3), Mesh(4, 2, 1, 1, 1), Mesh(3, 2, 2, 1, 2)])

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from cost_models.collectives import CollectiveKind, collective_s, span_of
+from cost_models.collectives import CollectiveKind, collective_s
 from cost_models.compute import attention_s, gemm_s, memory_bound_s
+from cost_models.spans import span_of
 from hardware_profiles import Cluster, profile_names, resolve_cluster
 from planner.search.prices import HUGE_MICROBATCH
 
