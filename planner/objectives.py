@@ -104,7 +104,7 @@ def _least(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices 
     prices = Prices(graph, limited, request, candidates, known=known)
     least = LeastMemory(graph, candidates, prices, limited, request, names, time.perf_counter() + LEAST_S).run()
     if least is None:
-        raise unplaceable(request.constraints)
+        raise unplaceable(candidates, graph, request.constraints)
     return least, prices
 
 

@@ -48,6 +48,10 @@ class GradientReach:
             for index in unit if any(reached[other] for other in unit)
         )
 
+    def ungathered_by(self, pipeline: int) -> frozenset[int]:
+        """The blocks that no plan of so many pipeline ranks can have under ZeRO 3, wherever its cuts are."""
+        return self.ungathered_whole if pipeline == 1 else self.ungathered_somewhere
+
     @cached_property
     def ungathered_whole(self) -> frozenset[int]:
         """The same of all blocks as one stage."""

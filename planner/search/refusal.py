@@ -9,13 +9,13 @@ from dataclasses import fields, replace
 from itertools import islice
 
 from hardware_profiles import Cluster
-from planner.constraints import Constraints
+from planner.constraints import Combination, Condition, Constraints
 from planner.ir.costed import CostedGraph
 from planner.ir.errors import NoPlanFits, PinError, ShardwrightError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import StageMemory
 from planner.search.beyond import WIDER
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, allowed_choices
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
 from planner.search.request import Look, Request, as_it_is
@@ -44,18 +44,49 @@ class MemoryTooSmall(NoPlanFits):
         self.least, self.prices = least, prices
 
 
-def unplaceable(constraints: Constraints) -> ShardwrightError:
-    """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it. Those on tensor
-    ranks are named; where there are none, others leave some layer nothing to choose."""
+def unplaceable(candidates: Sequence[Candidate], graph: ModelGraph, constraints: Constraints) -> ShardwrightError:
+    """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it. Those on ZeRO are
+    named where they leave blocks nothing but a stage that these cannot have, those on tensor ranks else; where there are none,
+    others leave some layer nothing to choose."""
+    stuck = [_beyond_zero_3(candidate, graph, constraints) for candidate in candidates]
+    if stuck and all(stuck):
+        names = [graph.blocks[index].name for index in stuck[0]]
+        some = ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")
+        wrong = (
+            f"zero=3 is not possible for {some}: they share parameters, and the last of them ends in values that get no "
+            "gradient (detached, or made without gradients), so torch gathers none for their backward pass"
+        )
+        return PinError(_where(constraints, ("zero",)), wrong, "zero of 0, 1 or 2 for these")
     placing = ("tensor", "sequence_parallel")
-    conditions = [condition for name in placing for condition in constraints.on(name)]
-    forbidden = [each for each in constraints.forbidden if any(condition.name in placing for condition in each.conditions)]
-    said = [str(condition) for condition in conditions] + [f"not ({combination})" for combination in forbidden]
+    said = [str(condition) for condition in _conditions(constraints, placing)]
+    said += [f"not ({combination})" for combination in _combinations(constraints, placing)]
     if not said:
         return NoPlanFits("constraints", "they leave some layer no placement or no choice", "fewer of them")
-    where = conditions[-1].field if conditions else forbidden[-1].where
     wrong = f"{' and '.join(said)} leave{'s' if len(said) == 1 else ''} no placement of the model's tensors"
-    return PinError(where, wrong, "another value, or leave it out")
+    return PinError(_where(constraints, placing), wrong, "another value, or leave it out")
+
+
+def _conditions(constraints: Constraints, names: Sequence[str]) -> list[Condition]:
+    return [condition for name in names for condition in constraints.on(name)]
+
+
+def _combinations(constraints: Constraints, names: Sequence[str]) -> list[Combination]:
+    return [each for each in constraints.forbidden if any(condition.name in names for condition in each.conditions)]
+
+
+def _where(constraints: Constraints, names: Sequence[str]) -> str:
+    """The last field that limits one of these decisions."""
+    conditions = _conditions(constraints, names)
+    return conditions[-1].field if conditions else _combinations(constraints, names)[-1].where
+
+
+def _beyond_zero_3(candidate: Candidate, graph: ModelGraph, constraints: Constraints) -> list[int]:
+    """Blocks that a candidate leaves nothing but ZeRO 3, and that cannot have it."""
+    spaces = allowed_choices(candidate.first, constraints, graph)
+    return [
+        index for index in sorted(graph.gradients.ungathered_by(candidate.mesh.pipeline))
+        if spaces and all(space.of_block(index)[1] == (3,) for space in spaces)
+    ]
 
 
 def last_resort(
@@ -72,7 +103,7 @@ def last_resort(
 
     least = looked_at(memory, candidates, cluster.chip.memory_bytes, look, until + ALONE_S, COMPARED)
     if least is None:
-        raise unplaceable(request.constraints)
+        raise unplaceable(candidates, graph, request.constraints)
     if least.prediction.fits:
         return least
     known = prices if isinstance(prices, Prices) else None

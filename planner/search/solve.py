@@ -71,8 +71,7 @@ def chains_of(priced: tuple[CostedGraph, ...], candidate: Candidate, request: Re
     """One chain for each option and space of choices that the constraints leave, and each ZeRO stage that tied parameters
     can share. ``priced``: for each of the candidate's ZeRO groups, which allow the same."""
     constraints, chains, costed = request.constraints, list[Chain](), priced[0]
-    gradients = costed.graph.gradients
-    ungathered = gradients.ungathered_whole if candidate.mesh.pipeline == 1 else gradients.ungathered_somewhere
+    ungathered = costed.graph.gradients.ungathered_by(candidate.mesh.pipeline)
     for option, placements in enumerate(costed.placements):
         parallel = any(p.inputs and p.inputs[0].state == "shard" for p in placements.values())
         if not constraints.admits("sequence_parallel", parallel):

@@ -64,10 +64,19 @@ def test_a_target_that_only_a_loss_detaches(read: bool, tmp_path: Path) -> None:
     assert graph.gradients.ungathered_whole == (frozenset() if read else {0, 1})
 
 
-def test_no_plan_has_them_under_zero_3(tmp_path: Path) -> None:
-    refused = run("plan", f"{MODELS}:distilled", "--cluster", "local-cpu:1x2", "--batch", "4", "--seq", "24", "--pin", "data=2",
-                  "--pin", "zero=3", "-o", tmp_path / "plan.yaml")
-    assert refused.code == 3 and "fewer of them" in refused.err
+@pytest.mark.parametrize("more", [[], ["--pin", "tensor=1"], ["--pin", "data=1", "--pin", "pipeline=2"]])
+@pytest.mark.parametrize("pin", ["zero=3", "zero>=3", "repeat.*: zero=3"])
+def test_a_pin_of_zero_3_is_refused_by_its_name(pin: str, more: list[str], tmp_path: Path) -> None:
+    """Whatever else is pinned, and with the blocks that cannot have it."""
+    refused = run(
+        "plan", f"{MODELS}:distilled", "--cluster", "local-cpu:1x2", "--batch", "4", "--seq", "24", "--pin", pin, *more,
+        "-o", tmp_path / "plan.yaml",
+    )
+    assert refused.code == 2
+    assert "--pin zero: zero=3 is not possible for" in refused.err and "so torch gathers none for their backward" in refused.err
+
+
+def test_no_plan_has_them_under_zero_3() -> None:
     graph = graph_of("distilled")
     plan = make_plan(graph, Row(data=2, zero=2, accumulation=2))
     check_consistency(plan, graph, "plan.yaml")
