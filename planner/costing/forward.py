@@ -239,7 +239,7 @@ class BlockForward:
         """What a primitive's node holds before the primitive runs, which it then does not. Copies of operands that no gradient
         needs are made by then too."""
         primitive = self.primitives[at]
-        heap.passing(primitive.forward_scratch if primitive.copies else 0)
+        heap.passing(primitive.forward_scratch if primitive.early else 0)
         self._hold(heap, environment, at, kept)
 
     def _hold(self, heap: Heap, environment: Environment, at: int, kept: Kept | None) -> None:
@@ -262,11 +262,11 @@ class BlockForward:
         kept.setdefault(at, []).extend(held)
 
     def keeps_results(self, at: int) -> bool:
-        """Whether autograd keeps something that the primitive itself makes; operands, and copies of them, are kept before it
-        runs."""
+        """Whether autograd keeps something that the primitive itself makes; operands, and what it keeps early, are kept before
+        its results are."""
         primitive = self.primitives[at]
         made = {self.local.root.get(value, value) for value, size in primitive.makes if size is not None}
-        if primitive.keeps_extra and not primitive.copies:
+        if primitive.keeps_extra and not primitive.early:
             return True
         return any(self.local.root.get(v, v) in made for v in primitive.keeps)
 

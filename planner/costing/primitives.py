@@ -121,8 +121,14 @@ def _single(tape: Tape, step: Step, *, passing: int = 0, storage: int = 0, inner
         reads, tape.outputs_of(step), keeps, extra=step.extra_bytes, forward=passing, backward=scratch, late=len(sums),
         sums=sums, folds=_folds(tape, step), merges=base in _LAYS_OUT and _adds_dims(tape, step),
         follows=base in _FOLLOWS, turns=_turns(tape, step), permutes=base in _PERMUTES,
-        cuts=base in _CUTS, storage=storage, patches=base in PATCHES, inner=inner, copies=base in _FOLDED,
+        cuts=base in _CUTS, storage=storage, patches=base in PATCHES, inner=inner, early=_keeps_early(step),
     )
+
+
+def _keeps_early(step: Step) -> bool:
+    """Whether what is kept beside operands and results is made before the results: copies to fold, and what is multiplied by
+    where dropout is no kernel of its own (aten/src/ATen/native/Dropout.cpp)."""
+    return step.node is not None and (step.node.base in _FOLDED or (step.node.base == "dropout" and not step.node.fused))
 
 
 def _adds_dims(tape: Tape, step: Step) -> bool:

@@ -23,8 +23,8 @@ class Primitive(NamedTuple):
 
     ``reads``: (value, bytes of the gradient that the backward pass makes for it, :data:`PASS` and the like, or None: none).
     ``makes``: (value, bytes of a new storage, or None: a view of the first value read). ``keeps``: values whose storages are
-    kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees; ``copies``: they are of copies of
-    operands, which are made before the operation runs. ``scratch``: bytes alive beside the
+    kept for the backward pass; ``keeps_extra``: bytes that only the backward pass sees; ``early``: it has them before
+    it makes its results (copies of operands, what dropout multiplies by). ``scratch``: bytes alive beside the
     results while the operation runs, in each pass; ``late``: the last so many gradients are sums that the engine makes when the
     node has run (``engine.cpp``, ``validate_outputs``); ``sums``: (value, bytes) of a gradient that is made whole first, for an
     operand that was broadcast; ``lines``: a gradient that does not lie as its value does is copied before it is used
@@ -59,7 +59,7 @@ class Primitive(NamedTuple):
     storage: int = 0
     patches: bool = False
     inner: int = 0
-    copies: bool = False
+    early: bool = False
 
 
 @dataclass
@@ -95,13 +95,13 @@ class Tape:
         keeps: Sequence[str] = (), *, extra: int = 0, forward: int = 0, backward: int = 0, late: int = 0,
         sums: Sequence[tuple[str, int]] = (), lines: bool = False, folds: bool = False,
         merges: bool = False, follows: bool = False, turns: Sequence[str] = (), permutes: bool = False, cuts: bool = False,
-        storage: int = 0, patches: bool = False, inner: int = 0, copies: bool = False,
+        storage: int = 0, patches: bool = False, inner: int = 0, early: bool = False,
     ) -> None:
         """Append a primitive; it is differentiable where anything it reads has a gradient."""
         self.primitives.append(Primitive(
             self.at, tuple(reads), tuple(makes), tuple(keeps), extra, forward, backward,
             any(made is not None for _, made in reads), late, tuple(sums), lines, folds, merges,
-            follows, tuple(turns), permutes, cuts, storage, patches, inner, copies,
+            follows, tuple(turns), permutes, cuts, storage, patches, inner, early,
         ))
 
     def still_read(self, values: Sequence[str]) -> None:

@@ -144,7 +144,8 @@ CASES = [
     ("taught_late", "fp32", Row(
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
-    # Recomputation stops where the last product has copied what it reads.
+    # Recomputation stops where the last product has copied what it reads, or dropout has drawn what it multiplies by.
+    ("dropped", "fp32", Row(recompute="full", microbatch=4)),
     ("leaning", "fp32", Row(recompute="full", microbatch=4)),
     ("leaning", "bf16", Row(data=2, zero=3, recompute="full", accumulation=2, microbatch=4)),
 ]

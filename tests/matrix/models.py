@@ -754,3 +754,18 @@ class Leaning(nn.Module):
 
 def leaning(layers: int = 3, width: int = 32, vocab: int = 16) -> Stacked:
     return Stacked((Leaning(width) for _ in range(layers)), width, vocab)
+
+
+class Dropping(nn.Module):
+    """Its last operation that keeps something is a dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.dropout(self.up(x), 0.1, self.training)
+
+
+def dropped(layers: int = 3, width: int = 32, vocab: int = 16) -> Stacked:
+    return Stacked((Dropping(width) for _ in range(layers)), width, vocab)
