@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.ir.errors import ModelError
+from planner.trace.large import RefuseLarge
 from planner.trace.lines import first_line, users_line
 from planner.trace.recipes import default_dtype
 from planner.trace.seeds import seeded
@@ -53,11 +54,7 @@ def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dic
 
 def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> dict[str, Tensor]:
     try:
-        try:  # a sample may have a billion tokens
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                given = _drawn(source, dtype, sequence, samples)
-        except Exception:  # noqa: BLE001 - user code, which may look at values
-            given = _drawn(source, dtype, sequence, samples)
+        given = _small_or_fake(source, dtype, sequence, samples)
     except Exception as error:  # user code
         right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
         raise ModelError(users_line(error) or source.where,
@@ -69,6 +66,16 @@ def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int)
             raise ModelError(source.where, f"example_inputs: {name} has shape {_shape(tensor)} with a batch of {samples}",
                              "the first dim must be the batch, the key an identifier")
     return {str(name): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in given.items()}
+
+
+def _small_or_fake(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> Any:
+    """What ``example_inputs`` gives, for real: the file may keep what it makes, for its next call or for forward. Only a sample
+    of a billion tokens, or one for a device that is not here, is fake, and then the file's that is run for it alone."""
+    with contextlib.suppress(Exception), RefuseLarge():
+        return _drawn(source, dtype, sequence, samples)
+    with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
+        return _drawn(source.anew(), dtype, sequence, samples)
+    return _drawn(source, dtype, sequence, samples)
 
 
 def _drawn(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> Any:
