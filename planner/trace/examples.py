@@ -91,16 +91,15 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 
 def examples(source: ModelSource, dtype: str, sequence: int | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """More of the same, as far as they are not too large: whose values are looked at. ``inputs``: a few of them. Nothing where
-    the file gives none."""
+    the file gives none; where it has fewer, half as many, and so on."""
     elements = sum(math.prod(tensor.shape[1:]) for tensor in inputs.values())
     samples = min(SAMPLES, MOST // max(elements, 1))
-    if source.example_inputs is None or samples < 1:
-        return {}
-    try:
-        given = _drawn(source, dtype, sequence, samples)
-        return {name: given[name].detach().cpu() for name in inputs if given[name].numel()}
-    except Exception:  # noqa: BLE001 - the user's code; without an example there is none
-        return {}
+    while source.example_inputs is not None and samples:
+        with contextlib.suppress(Exception):  # the user's code; without an example there is none
+            given = _drawn(source, dtype, sequence, samples)
+            return {name: given[name].detach().cpu() for name in inputs if given[name].numel()}
+        samples //= 2
+    return {}
 
 
 def shown(given: Mapping[str, Tensor]) -> dict[str, int]:

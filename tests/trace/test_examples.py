@@ -78,3 +78,11 @@ def test_a_file_may_keep_what_it_makes(model_file: ModelFile, given: str, forwar
 def test_what_does_not_fit_here_is_made_without_values(model_file: ModelFile, given: str) -> None:
     """A sample of a billion numbers takes no memory, nor does one need the device that it is for."""
     assert traced(model_file, given, sequence=1_000_000).blocks
+
+
+@pytest.mark.parametrize("rows", [3, 20, 63])
+def test_a_file_may_hold_few_samples(model_file: ModelFile, rows: int) -> None:
+    """Their values tell as much as many would."""
+    found = inputs(model_file, f"each = list(range(batch))\n"
+                   f"    return {{'x': data()[0][:{rows}][each], 'y': data()[1][:{rows}][each].clamp(8)}}")
+    assert (found["x"].like, found["y"].shown) == (("unit",), 9)
