@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.ir.errors import ModelError
+from planner.ir.types import DTYPE_BYTES
 from planner.trace.large import RefuseLarge
 from planner.trace.lines import first_line, users_line
 from planner.trace.recipes import default_dtype
@@ -46,7 +47,7 @@ def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dic
     for name, tensor in first.items():
         other = second[name]
         if tensor.shape[1:] != other.shape[1:] or tensor.dtype != other.dtype:
-            has = [f"{_shape(given)} in {str(given.dtype).removeprefix('torch.')}" for given in (tensor, other)]
+            has = [f"{_shape(given)} in {_name(given.dtype)}" for given in (tensor, other)]
             raise ModelError(source.where, f"example_inputs: {name} has shape {has[0]} {told[0]}, {has[1]} {told[1]}",
                              "only the first dim may depend on the batch")
     return first
@@ -62,10 +63,22 @@ def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int)
     if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
         raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
     for name, tensor in given.items():
+        _check_kind(source, name, tensor)
         if not tensor.dim() or tensor.shape[0] != samples or not str(name).isidentifier():
             raise ModelError(source.where, f"example_inputs: {name} has shape {_shape(tensor)} with a batch of {samples}",
                              "the first dim must be the batch, the key an identifier")
     return {str(name): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in given.items()}
+
+
+def _check_kind(source: ModelSource, name: object, tensor: Tensor) -> None:
+    """Refuse what no graph holds and no program feeds."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        has = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ModelError(source.where, f"example_inputs: {name} is a {has} tensor",
+                         "give a dense one, all samples padded to one shape")
+    if _name(tensor.dtype) not in DTYPE_BYTES:
+        raise ModelError(source.where, f"example_inputs: {name} is {_name(tensor.dtype)}",
+                         f"give it in one of {', '.join(DTYPE_BYTES)}")
 
 
 def _small_or_fake(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> Any:
@@ -83,6 +96,10 @@ def _drawn(source: ModelSource, dtype: str, sequence: int | None, samples: int) 
     quiet = contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard)
     with quiet[0], quiet[1], seeded(), default_dtype(getattr(torch, dtype)):
         return source.example_inputs(samples, sequence) if source.example_inputs is not None else {}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
