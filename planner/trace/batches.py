@@ -15,6 +15,7 @@ from itertools import count, zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -55,12 +56,14 @@ class Record(TorchFunctionMode):
         self._known: dict[int, _Known] = {}
         self._kept: list[Tensor] = []  # so that no other tensor takes its identity
         self._numbers = count()
+        self._around = 0  # torch's dispatch modes
 
     @contextlib.contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
         """Write anew, and call the model's tensors by their names."""
         self.calls.clear()
         self._numbers = count()
+        self._around = torch._C._len_torch_dispatch_stack()
         self._kept += [tensor for _, tensor in _named(model)]
         self._known |= {id(tensor): _Known(name) for name, tensor in _named(model)}
         try:
@@ -79,7 +82,9 @@ class Record(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        if (getattr(function, "__module__", "") or "").endswith(".shardwright"):  # stands for a repeated module
+        stands = (getattr(function, "__module__", "") or "").endswith(".shardwright")  # for a repeated module
+        # What a dispatch mode calls, as it does where an autograd.Function changes a view, depends on what it has seen before.
+        if stands or torch._C._len_torch_dispatch_stack() < self._around:
             return function(*args, **named)
         given = self._said((args, named))
         result = function(*args, **named)

@@ -96,6 +96,24 @@ def test_shapes_that_hold_the_batch(model_file: Callable[[str], str], line: str)
     assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
 
 
+def test_what_torch_calls_itself_where_a_function_changes_a_view(model_file: Callable[[str], str]) -> None:
+    """More in the first pass than in those that follow."""
+    own = """
+class Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x.relu_())
+        ctx.save_for_backward(x)
+        return x
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x > 0)
+"""
+    spec = model_file(own + MODEL.format(layer="pass", line="x = Relu.apply(self.layers[0].a(x))"))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
+
+
 def test_what_the_first_pass_leaves_behind(model_file: Callable[[str], str]) -> None:
     """A table that is made once is no matter of the batch."""
     line = "self.cached = torch.arange(T).sin()[:, None] if self.cached is None else self.cached; x = x + self.cached"
