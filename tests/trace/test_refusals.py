@@ -157,11 +157,11 @@ def make():
     ("{'input': torch.zeros(batch, batch)}", ":make: example_inputs: input has shape (2, 2) in float32 with a batch of 2, "
      "(3, 3) in float32 of 3; only the first dim may depend on the batch"),
     ("{f'input{batch}': torch.zeros(batch)}", ":make: example_inputs: gives input2 with a batch of 2, input3 of 3; the names"),
-    ("{'input': torch.zeros(batch, 4, dtype=torch.uint16)}", ":make: example_inputs: input is uint16; give it in one of float64, "),
-    ("{'input': torch.zeros(batch, 4, dtype=torch.float8_e5m2)}", ":make: example_inputs: input is float8_e5m2; give it in one"),
-    ("{'input': torch.eye(batch, 4).to_sparse()}", ":make: example_inputs: input is a sparse_coo tensor; give a dense one, all sam"),
-    ("{'input': torch.nested.nested_tensor([torch.ones(4)] * batch)}", ":make: example_inputs: input is a nested tensor; give a "),
-    ("{'input': torch.nested.nested_tensor([torch.ones(4)] * batch, layout=torch.jagged)}", ":make: example_inputs: input is a nes"),
+    ("{'input': torch.zeros(batch, 4, dtype=torch.uint16)}", ":make: example_inputs: input is uint16; give it in one of"),
+    ("{'input': torch.zeros(batch, 4, dtype=torch.float8_e5m2)}", ":make: example_inputs: input is float8_e5m2; give it in"),
+    ("{'input': torch.eye(batch, 4).to_sparse()}", ":make: example_inputs: input is a sparse_coo tensor; give a dense one"),
+    ("{'input': torch.nested.nested_tensor([torch.ones(4)] * batch)}", ":make: example_inputs: input is a nested tensor; give"),
+    ("{'input': torch.nested.nested_tensor([torch.ones(4)] * batch, layout=torch.jagged)}", ":make: example_inputs: input is "),
     ("{'input': torch.zeros(batch, 4)}", ":make: the model's output"),
 ])
 def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str, said: str) -> None:
