@@ -33,8 +33,9 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
     are traced once; the graph is the same without. Raises ModelError, naming the source line, where the model cannot be
     traced faithfully.
     """
-    built = build(source, dtype)
-    exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
+    with source.importable():
+        built = build(source, dtype)
+        exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
     graph = flatten(exported, built)
     if unreached := without_gradient(graph):
         built = freeze(built, unreached)

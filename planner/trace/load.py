@@ -17,7 +17,7 @@ from torch import nn
 from planner.ir.errors import ModelError
 from planner.trace.hugging_face import load_hugging_face
 from planner.trace.lines import first_line, users_line
-from planner.trace.source import ModelFile, ModelSource
+from planner.trace.source import ModelFile, ModelSource, folder_of
 
 
 def load_model(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
@@ -61,7 +61,7 @@ def _load_file(spec: str, settings: Mapping[str, object], sequence: int | None) 
             raise ModelError(path, f"defines {key.partition('(')[0]} as {type(value).__name__}", f"define {key}")
     return ModelSource(
         spec, construct, example_inputs, loss, name, sequence or _default_sequence(maker, keywords),
-        ModelFile(construct, example_inputs, loss, lambda: _load_file(spec, settings, sequence)),
+        ModelFile(Path(path), construct, example_inputs, loss, lambda: _load_file(spec, settings, sequence)),
     )
 
 
@@ -88,17 +88,12 @@ def _import(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def _running(path: Path, doing: str) -> Iterator[None]:
     """Run the user's code: its folder importable, what it prints on stderr, whatever it raises an error of the model."""
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with folder_of(path), contextlib.redirect_stdout(sys.stderr):
             yield
     except (Exception, SystemExit) as error:  # a model file is user code: any exception in it is an input error
         where = users_line(error, path.parent) or str(path)
         raise ModelError(where, f"{doing} failed: {type(error).__name__}: {first_line(error)}") from error
-    finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
 
 
 def _defined_here(value: object, module: ModuleType) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,6 +19,7 @@ LANGUAGE: Mapping[str, int] = {"input_ids": 2, "labels": 2}
 class ModelFile:
     """What a file has given, and how it is run once more (``load``)."""
 
+    path: Path
     build: Callable[[], nn.Module]
     example_inputs: Callable[..., Any] | None
     loss: Callable[..., Any] | None
@@ -42,6 +46,10 @@ class ModelSource:
     inputs: Mapping[str, int] = field(default_factory=lambda: LANGUAGE)
     remedy: str = ""
 
+    def importable(self) -> contextlib.AbstractContextManager[None]:
+        """Within, any function of its file may import what lies beside that, as in a script."""
+        return folder_of(self.file.path) if self.file else contextlib.nullcontext()
+
     def anew(self) -> ModelSource:
         """The same with its file run again, for a model whose forward has changed what the file holds. What was put in the
         place of the file's own stays."""
@@ -50,3 +58,15 @@ class ModelSource:
         parts, fresh = ("build", "example_inputs", "loss"), self.file.load()
         own = {part: getattr(fresh, part) for part in parts if getattr(self, part) is getattr(self.file, part)}
         return replace(self, **own, file=fresh.file)
+
+
+@contextlib.contextmanager
+def folder_of(path: Path) -> Iterator[None]:
+    """Modules in the folder of a file can be imported within."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.ir.errors import ModelError
-from planner.trace import load_model
+from planner.trace import load_model, trace_model
 from planner.trace.source import ModelSource
 
 GPT = f"{Path(__file__).parents[2] / 'examples' / 'gpt.py'}:gpt"
@@ -56,3 +57,35 @@ def test_returns_no_module(model_file: Callable[[str], str]) -> None:
 def test_broken_file(model_file: Callable[[str], str]) -> None:
     with pytest.raises(ModelError, match=r"user_model.py:5: importing it failed: ZeroDivisionError"):
         load_model(model_file("\n1 / 0"), {}, None)
+
+
+def test_every_function_of_a_file_imports_what_lies_beside_it(model_file: Callable[[str], str], tmp_path: Path) -> None:
+    """As in a script, whatever folder the command runs in; afterwards nothing there is found any more."""
+    names = ("made", "built", "run", "judged")
+    for name in names:
+        (tmp_path / f"beside_when_{name}.py").write_text("WIDTH, SCALE = 4, 2.0\n")
+    before = list(sys.path)
+    graph = trace_model(load_model(model_file("""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from beside_when_built import WIDTH
+        self.inner = nn.Linear(WIDTH, WIDTH)
+    def forward(self, x):
+        from beside_when_run import SCALE
+        return self.inner(x) * SCALE
+
+def make():
+    return Net()
+
+def example_inputs(batch, seq):
+    from beside_when_made import WIDTH
+    return {"x": torch.rand(batch, WIDTH)}
+
+def loss(outputs, batch):
+    from beside_when_judged import SCALE
+    return outputs.square().mean() * SCALE
+"""), {}, None), dtype="float32")
+    assert graph.blocks and sys.path == before
+    for name in names:
+        del sys.modules[f"beside_when_{name}"]
