@@ -225,7 +225,9 @@ def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A function's forward pass alone."""
     if function.setup_context is not torch.autograd.Function.setup_context:
         return function.forward(*args, **kwargs)
-    return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+    context: Any = torch.autograd.function.FunctionCtx()
+    context.needs_input_grad = tuple(isinstance(each, Tensor) and each.requires_grad for each in args)
+    return function.forward(context, *args, **kwargs)
 
 
 def _floating(result: Any) -> list[Tensor]:

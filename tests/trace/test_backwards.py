@@ -90,6 +90,11 @@ def test_a_function_that_cannot_be_tried(model_file: Callable[[str], str]) -> No
     assert said.startswith(f"model:{FORWARD}: Own.backward could not be tried on a few values (NameError: name 'unknown'")
 
 
+def test_a_function_whose_forward_asks_which_gradients_are_needed(model_file: Callable[[str], str]) -> None:
+    spec = model_file(model(line="x = Own.apply(x)", forward="x.sin() if ctx.needs_input_grad == (True,) else 2 * x"))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
+
+
 @pytest.mark.parametrize(("forward", "backward"), [
     ("x.view(-1, 16, 16).mT.sin().mT.reshape(x.shape)", "g * x.cos()"),  # as large as it is
     ("x + torch.zeros(16)", "g.clone()"),  # of the default dtype
