@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from math import prod
 from typing import Any
 
@@ -105,7 +106,9 @@ def watch_backwards(model: nn.Module, where: str, batch: int) -> Iterator[Backwa
         before = torch.is_grad_enabled()
         result = super(_SingleLevelFunction, function).apply(*args, **kwargs)  # type: ignore[misc]
         torch._C._set_grad_enabled(before)  # As autograd has set it, which a trace does not see.
-        return result
+        if not any(isinstance(each, Tensor) and each.requires_grad for each in tree_leaves((args, kwargs))):
+            return result
+        return tree_map(_constant, result)
 
     def registered(tensor: Tensor, hook: Callable[..., Any]) -> Any:
         raise ModelError(running_line(), "a hook changes the gradient of a tensor", HOOK_ADVICE)
@@ -121,6 +124,12 @@ def watch_backwards(model: nn.Module, where: str, batch: int) -> Iterator[Backwa
         for name, hook in hooks.items():
             setattr(Tensor, name, hook)
     refuse_hooks(model, where)
+
+
+def _constant(result: Any) -> Any:
+    """What a function returns, cut off where it is marked as not differentiable, which its forward pass does not say."""
+    marked = isinstance(result, Tensor) and result.is_floating_point() and not result.requires_grad
+    return result.detach() if marked else result
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,8 @@ def _told(use: _Use, trial: _Trial, scale: float, batch: int) -> list[bool] | No
         plain = _floating(_forward(use.function, *again, **named_again))
         if len(own) != len(plain):
             return None
+        differentiable = [each.requires_grad for each in own]
+        own, plain = (list(compress(each, differentiable)) for each in (own, plain))
         told = [False] * len(leaves)
         for size in trial.sizes:
             incoming = [size * torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in own]

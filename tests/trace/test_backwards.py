@@ -95,6 +95,28 @@ def test_a_function_whose_forward_asks_which_gradients_are_needed(model_file: Ca
     assert both(load_model(spec, {}, None))[1] < 1e-12
 
 
+@pytest.mark.parametrize("line", ["x = Top.apply(x)[0]", "y, top = Top.apply(x); x = y * top"])
+def test_a_result_that_is_not_differentiable(model_file: Callable[[str], str], line: str) -> None:
+    """Is left out, and a constant to what uses it."""
+    own = """
+class Top(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y, top = x.sigmoid(), x.amax(-1, keepdim=True)
+        ctx.mark_non_differentiable(top)
+        ctx.save_for_backward(y)
+        return y, top
+    @staticmethod
+    def backward(ctx, g, _):
+        (y,) = ctx.saved_tensors
+        return g * y * (1 - y){more}
+"""
+    spec = model_file(own.format(more="") + model(line=line))
+    assert both(load_model(spec, {}, None))[1] < 1e-12
+    said = refusal(model_file(own.format(more=" * 2") + model(line=line)))
+    assert "Top.backward is not the derivative of its forward" in said
+
+
 @pytest.mark.parametrize(("forward", "backward"), [
     ("x.view(-1, 16, 16).mT.sin().mT.reshape(x.shape)", "g * x.cos()"),  # as large as it is
     ("x + torch.zeros(16)", "g.clone()"),  # of the default dtype
