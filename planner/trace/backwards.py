@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, combinations, compress
 from math import prod
 from typing import Any
 
@@ -33,6 +33,8 @@ SAMPLES, MANY = 2, 1 << 18
 """Samples that a function is tried on, and elements of a tensor at most, as far as possible."""
 CAPS = (1 << 18, 4096, 512, 64, 16, 4)
 """Extents at most: the first by which no tensor has too many elements."""
+KEPT, MOST = (0, 1, 2, 3), 1 << 21
+"""Numbers of extents that are not shortened, and elements at most where some are not."""
 SCALES = (1e-3, 0.03, 0.3, 1.0, 1e3)
 """Of the values that a function is tried on: some take those below one alone, and hardly depend on the least of them."""
 NOT_ZERO = 1e-2
@@ -156,10 +158,9 @@ def _wrong(use: _Use, batch: int) -> str | None:
     for trial in TRIALS:
         if wrong and not trial.counted:
             break
-        try:
-            found = [_told(use, trial, scale, batch) for scale in trial.scales]
-        except Exception as error:  # noqa: BLE001 - the user's code, on arguments that are not its own
-            failure = failure or f"could not be tried on a few values ({type(error).__name__}: {error})".splitlines()[0]
+        found = _found(use, trial, batch)
+        if isinstance(found, Exception):
+            failure = failure or f"could not be tried on a few values ({type(found).__name__}: {found})".splitlines()[0]
             continue
         told = [each for each in found if each is not None]
         if len(told) == len(found) and all(map(any, zip(*told, strict=True))):
@@ -170,19 +171,46 @@ def _wrong(use: _Use, batch: int) -> str | None:
     return wrong or failure
 
 
-def _told(use: _Use, trial: _Trial, scale: float, batch: int) -> list[bool] | None:
+def _found(use: _Use, trial: _Trial, batch: int) -> list[list[bool] | None] | Exception:
+    """What values of each scale tell, in the first sizes that the function takes; its error where it takes none."""
+    given = tree_leaves((use.arguments, use.named))
+    failure = Exception()
+    for short in _shortenings([_samples(value.shape, batch) for value in given if isinstance(value, Tensor)]):
+        try:
+            return [_told(use, trial, scale, batch, short) for scale in trial.scales]
+        except Exception as error:  # noqa: BLE001 - the user's code, on arguments that are not its own
+            failure = error
+    return failure
+
+
+def _shortenings(shapes: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """Extents that stand for longer ones: for all at first, then for all but a few, which the function may have been told as
+    whole numbers."""
+    extents = sorted({extent for shape in shapes for extent in shape if extent > CAPS[-1]})
+    found: list[dict[int, int]] = []
+    for kept in chain.from_iterable(combinations(extents, number) for number in sorted({*KEPT, len(extents)})):
+        for cap in CAPS:
+            short = {extent: cap for extent in extents if extent > cap and extent not in kept}
+            largest = max((prod(short.get(extent, extent) for extent in shape) for shape in shapes), default=0)
+            if largest <= MANY:
+                break
+        # Two extents may meet in a product of tensors.
+        if short not in found and (not kept or max(largest, prod(kept[-2:])) <= MOST):
+            found.append(short)
+    return found
+
+
+def _told(use: _Use, trial: _Trial, scale: float, batch: int, short: Mapping[int, int]) -> list[bool] | None:
     """Of which arguments values of a scale tell that the gradients are those that autograd derives from the forward pass; None
-    where they are others."""
+    where they are others. ``short``: extents in the place of others."""
     leaves: list[Tensor] = []
     generator = torch.Generator().manual_seed(0)
     given = (tuple(use.arguments), dict(use.named))
-    shapes = [_samples(value.shape, batch) for value in tree_leaves(given) if isinstance(value, Tensor)]
-    cap = next(cap for cap in CAPS if cap == CAPS[-1] or all(prod(min(e, cap) for e in shape) <= MANY for shape in shapes))
 
     def drawn(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return _samples((value,), batch)[0] if type(value) is int else value
-        shape = [min(extent, cap) for extent in _samples(value.shape, batch)]
+        shape = [short.get(extent, extent) for extent in _samples(value.shape, batch)]
         if not value.is_floating_point():
             whole = torch.arange(prod(shape)).view(shape) if trial.counted else torch.randint(0, 2, shape, generator=generator)
             return whole.to(value.dtype)

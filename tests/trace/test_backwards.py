@@ -139,6 +139,28 @@ def test_a_function_of_places(model_file: Callable[[str], str]) -> None:
     trace_model(load_model(model_file(code), {}, 16), sequence=16, dtype="float32")
 
 
+def test_a_function_that_is_told_its_sizes(model_file: Callable[[str], str]) -> None:
+    """It is tried on short tensors, but for the extents that its whole numbers fit."""
+    own = """
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, width):
+        ctx.width = width
+        ctx.save_for_backward(x)
+        a, b = x.split([width, width], -1)
+        return a.sin() * b
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors[0].split(ctx.width, -1)
+        return torch.cat((g * b * a.cos(), {second}), -1), None
+"""
+    line = "x = Gate.apply(x.repeat(1, 64, 32), 256).view(-1, 64, 16, 256).mean(1)[..., :16]"
+    spec = model_file(own.format(second="g * a.sin()") + model(line=line))
+    trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
+    said = refusal(model_file(own.format(second="g * a") + model(line=line)))
+    assert "Gate.backward is not the derivative of its forward" in said
+
+
 def test_a_function_in_a_checkpoint_leaves_what_follows_its_gradients(model_file: Callable[[str], str]) -> None:
     line = "x = checkpoint(lambda z: Own.apply(self.a(z)), x, use_reentrant=False); x = self.a(x)"
     graph = trace_model(load_model(model_file(model(line=line)), {}, 16), sequence=16, dtype="float32")
