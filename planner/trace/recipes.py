@@ -96,11 +96,12 @@ class Recorder(TorchDispatchMode):
         if not mutable and not _is_view(func) and not _is_small(func, args):
             with self.fake:
                 shadow = func(*args, **kwargs)
-            limit = REAL_ELEMENTS if _overload_base(func).startswith(("empty", "rand", "new_empty")) else REAL_TABLE_ELEMENTS
+            limit = REAL_ELEMENTS if _is_empty(func) or _overload_base(func).startswith("rand") else REAL_TABLE_ELEMENTS
             if any(isinstance(leaf, Tensor) and leaf.numel() > limit for leaf in tree_leaves(shadow)):
                 return shadow
         try:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            return _unwritten(made) if _is_empty(func) else made
         except (RuntimeError, NotImplementedError) as error:
             if "not implemented for" not in str(error):
                 raise
@@ -167,7 +168,7 @@ class Recorder(TorchDispatchMode):
             return self._drawn("normal", (0.0, 1.0), leaf)
         if name in ("rand", "rand_like"):
             return self._drawn("uniform", (0.0, 1.0), leaf)
-        if name.startswith(("empty", "new_empty")):
+        if _is_empty(func):
             return History((("uninitialised",),))
         if args and isinstance(args[0], Tensor) and args[0].numel() == leaf.numel():
             return self._transformed(name, self.history(args[0]), leaf, args[1:], kwargs)
@@ -254,6 +255,16 @@ def _is_small(func: Any, args: tuple[Any, ...]) -> bool:
     return func is torch.ops.aten.empty.memory_format and math.prod(args[0]) <= REAL_ELEMENTS
 
 
+def _is_empty(func: Any) -> bool:
+    return _overload_base(func).startswith(("empty", "new_empty"))
+
+
+def _unwritten(made: Tensor) -> Tensor:
+    """A new tensor without values, filled with what nothing writes: a part that stays as it is can be told."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+
 def _is_view(func: Any) -> bool:
     return bool(func.is_view) or _overload_base(func) in ("detach", "alias")
 
@@ -279,7 +290,7 @@ def recipe(
     told = [_told(step, tensor) for step in steps]
     if all(step is not None for step in told) and told:
         return tuple(step for step in told if step is not None)
-    known = not (stale or isinstance(tensor, FakeTensor) or ("uninitialised",) in steps)
+    known = not (stale or isinstance(tensor, FakeTensor) or (("uninitialised",) in steps and tensor.isnan().any()))
     if known and tensor.numel() <= (DRAWN_BY_VALUE_ELEMENTS if history.random else BY_VALUE_ELEMENTS):
         dtype = str(tensor.dtype).removeprefix("torch.")
         return (InitStep("value", (encode(tensor.detach()), *(() if dtype == traced else (dtype,)))),)
@@ -288,7 +299,10 @@ def recipe(
     untold = [step for step, said in zip(steps, told, strict=True) if said is None]
     culprit = next((step for step in untold if step[0] == "unknown"), untold[0])
     wrong = f"the initialisation of parameter {fqn} uses {culprit[-1] if culprit[0] == 'unknown' else culprit[0]}"
-    raise ModelError(where, wrong, "normal, uniform, trunc_normal, constants, scaling and shifting can be replayed")
+    right = "normal, uniform, trunc_normal, constants, scaling and shifting can be replayed"
+    if ("uninitialised",) in steps and not history.random and REAL_ELEMENTS < tensor.numel() <= BY_VALUE_ELEMENTS:
+        right = "begin with torch.zeros where torch.empty is: what fills that part by part is kept by value"
+    raise ModelError(where, wrong, right)
 
 
 def _told(step: Step, tensor: Tensor) -> InitStep | None:

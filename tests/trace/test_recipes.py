@@ -111,6 +111,7 @@ def make():
     ("nn.init.orthogonal_(self.w)", "the initialisation of parameter w uses"),
     ("pass", "parameter w is never initialised"),
     ("nn.init.normal_(self.w[:2])", "normal_ on a part of it"),
+    ("self.w.data[1:] = torch.ones(299, 300) * torch.arange(300)", "copy_ on a part of it"),
 ])
 def test_unrecorded(model_file: Callable[[str], str], line: str, said: str) -> None:
     source = f"""
@@ -125,6 +126,54 @@ def make():
 """
     with pytest.raises(ModelError, match=said):
         build(load_model(model_file(source), {}, None), "float32")
+
+
+def test_what_is_filled_part_by_part_is_kept_by_value(model_file: Callable[[str], str]) -> None:
+    """Once nothing of an empty tensor is left unwritten, whatever wrote it."""
+    source = load_model(model_file("""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        angles = torch.arange(6.0)[:, None] / torch.arange(1, 5)
+        table = torch.empty(6, 8)
+        table[:, 0::2], table[:, 1::2] = angles.sin(), angles.cos()
+        self.table = nn.Parameter(table)
+        self.turned = nn.Parameter(table.T.clone() * 2)
+        self.rows = nn.Parameter(angles.new_empty(4, 3))
+        with torch.no_grad():
+            for at, row in enumerate(self.rows):
+                row.fill_(at)
+        self.part = nn.Parameter(torch.empty(4, 3))
+        self.part.data[:2], self.part.data[2:] = torch.randn(2, 3), 1.0
+
+def make():
+    return M()
+"""), {}, None)
+    built, plain = build(source, "float32"), dict(source.build().named_parameters())
+    assert {parameter.fqn: parameter.init[0].op for parameter in built.parameters} == dict.fromkeys(plain, "value")
+    assert built.frozen == ("part",)
+    for parameter in built.parameters:
+        start = replay(parameter.init, torch.empty(parameter.type.sizes(1)))
+        part = start[2:] if parameter.fqn == "part" else start
+        assert torch.equal(part, plain[parameter.fqn][-len(part):]), parameter.fqn
+
+
+def test_an_empty_tensor_too_large_to_be_real(model_file: Callable[[str], str]) -> None:
+    """The message says what is kept by value at that size, and it is."""
+    source = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        table = torch.empty(600, 500)
+        table[::2], table[1::2] = torch.arange(500).sin(), torch.arange(500).cos()
+        self.table = nn.Parameter(table)
+
+def make():
+    return M()
+"""
+    with pytest.raises(ModelError, match=r"table uses copy_ on a part of it; begin with torch.zeros where torch.empty is"):
+        build(load_model(model_file(source), {}, None), "float32")
+    assert_replays(load_model(model_file(source.replace("empty", "zeros")), {}, None))
 
 
 def test_a_draw_that_is_kept_by_value_is_told(model_file: Callable[[str], str]) -> None:
