@@ -35,7 +35,8 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
     """
     with source.importable():
         built = build(source, dtype)
-        exported = export(source, built, source.sequence if sequence is None else sequence, repeats=repeats)
+        asked = source.sequence if sequence is None else sequence
+        exported = export(source, built, source.positions(built.module) if asked is None else asked, repeats=repeats)
     graph = flatten(exported, built)
     if unreached := without_gradient(graph):
         built = freeze(built, unreached)

@@ -10,11 +10,13 @@ from torch import Tensor
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.types import Ref
+from planner.trace.bounds import bounded
 from planner.trace.canonical import prune, with_arguments
 from planner.trace.flat import FlatGraph, place
 from planner.trace.interpret import execute
 
-MASK_ELEMENTS = 1 << 28
+MASK_ELEMENTS, TEXT_ELEMENTS = 1 << 28, 1 << 22
+"""What is larger is not worked out: constants, and what follows from the text."""
 
 
 class Constants:
@@ -98,11 +100,12 @@ def _meaning(mask: Tensor | None) -> str | None:
 
 
 def check_tables(graph: FlatGraph) -> None:
-    """Refuse a learned table that is shorter than the constant indices (positions) looked up in it.
+    """Refuse a learned table that is shorter than the indices (positions) looked up in it: constants, or what follows from the
+    text and is the same whatever most texts say (RoBERTa counts the tokens that are no padding).
 
     Raises ModelError naming the table's parameter; export on fake tensors does not notice.
     """
-    constants = Constants(graph)
+    constants, texts = Constants(graph), [_Text(graph, below) for below in (1, 2, 3)]
     for node in graph.nodes:
         if node.base != "embedding":
             continue
@@ -110,13 +113,35 @@ def check_tables(graph: FlatGraph) -> None:
         table, indices = arguments["weight"], arguments["indices"]
         assert isinstance(table, Ref) and isinstance(indices, Ref)
         found = constants.value(indices.name)
+        values = [found] if found is not None else [text.value(indices.name) for text in texts]
+        highest = sorted(int(value.max()) for value in values if value is not None and value.numel())
         rows = graph.type_of(table.name).shape[0]
-        if found is None or not found.numel() or not isinstance(rows, int):
+        if len(highest) < len(values) or not isinstance(rows, int):
             continue
-        last = int(found.max())
+        last = highest[len(highest) // 2]  # One of the texts may be all padding, or all separators.
         if last >= rows:
+            fits = graph.sequence + rows - last - 1
             raise ModelError(
                 place(node, graph.where),
                 f"position {last} is looked up in {table.name.partition(':')[2]}, which has {rows} rows",
-                f"give --seq {rows} or less, or a longer table",
+                f"give --seq {fits} or less, or a longer table" if fits > 0 else "give it more rows",
             )
+
+
+class _Text(Constants):
+    """Evaluates what follows from the text as well, where that is one token all along: the one so many below the bound."""
+
+    def __init__(self, graph: FlatGraph, below: int) -> None:
+        super().__init__(graph)
+        for given in bounded(graph):
+            if given.role == "tokens" and given.high and given.type.elements() <= TEXT_ELEMENTS:
+                token = torch.tensor(max(given.high - below, 0), dtype=getattr(torch, given.type.dtype))
+                self.known[f"batch:{given.name}"] = token.expand(given.type.sizes(1))
+
+    def _evaluate(self, node: Node) -> Tensor | tuple[Tensor, ...] | None:
+        if any(type_.elements() > TEXT_ELEMENTS for type_ in node.types):
+            return None
+        try:
+            return super()._evaluate(node)
+        except (IndexError, RuntimeError):  # of an index that is too large: a table that it is looked up in has a name
+            return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ TRANSLATED: Mapping[str, int] = {"input_ids": 2, "decoder_input_ids": 2, "labels
 
 def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int | None) -> ModelSource:
     """The model of the config that ``spec`` names, with ``settings`` in place of its fields. ``sequence``: as asked for, else
-    the positions that the config has. Raises ModelError where it cannot be read, or where the model takes no text."""
+    as many positions as the model has. Raises ModelError where it cannot be read, or where the model takes no text."""
     path = Path(spec.removeprefix("hf:"))
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -53,7 +54,8 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
     inputs = _inputs(file, model_class, config, remedy)
     if inputs is CLASSIFIED and getattr(config.get_text_config(), "pad_token_id", None) is None:
         remedy = f"say which token pads (--set pad_token_id=0), or {remedy}"
-    return ModelSource(spec, construct, None, None, name, sequence or _positions(config), inputs=inputs, remedy=remedy)
+    positions = functools.partial(_positions, config)
+    return ModelSource(spec, construct, None, None, name, sequence, positions=positions, inputs=inputs, remedy=remedy)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -84,7 +86,18 @@ def _inputs(file: Path, model_class: type[nn.Module], config: Any, remedy: str) 
     return TRANSLATED if "decoder_input_ids" in inspect.signature(model_class.forward).parameters else LANGUAGE
 
 
-def _positions(config: Any) -> int | None:
+def _positions(config: Any, model: nn.Module) -> int | None:
+    """The longest sequence that a config names and its model's tables of positions have room for: where such a table has a row
+    for padding (RoBERTa's), positions begin behind it."""
+    rows = [
+        table.num_embeddings - table.padding_idx - 1 for name, table in model.named_modules()
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None and "position" in name.rpartition(".")[2]
+    ]
+    named = _named_positions(config)
+    return min(rows + ([] if named is None else [named]), default=None)
+
+
+def _named_positions(config: Any) -> int | None:
     """The longest sequence that a config (its text part's) names, under whichever of the names it has."""
     for part in (config, config.get_text_config()):
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):

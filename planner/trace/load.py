@@ -24,7 +24,7 @@ def load_model(spec: str, settings: Mapping[str, object], sequence: int | None) 
     """The model that ``spec`` names, built with the keyword arguments ``settings``.
 
     A callable with a ``seq`` keyword receives ``sequence`` unless ``settings`` give it. Without ``sequence`` the model's
-    own is meant: the value of that keyword, or the positions of a Hugging Face config. Raises ModelError where the file,
+    own is meant: the value of that keyword, or the positions of a Hugging Face model. Raises ModelError where the file,
     the callable, a keyword or a config field is not there or of the wrong kind.
     """
     if spec.startswith("hf:"):

@@ -31,9 +31,10 @@ class ModelSource:
     """How to make a model: ``where`` names it in messages, ``build`` constructs it (weights included).
 
     ``example_inputs(batch, seq)`` and ``loss(outputs, batch)`` are the model file's own, where it defines them.
-    ``sequence``: tokens of a sample, as asked for, else the model's own default; None where it has none. ``file``: None
+    ``sequence``: tokens of a sample, as asked for, else what the model file says; None where neither does. ``file``: None
     where it comes from none. ``inputs``: what it takes where there is no ``example_inputs``, as LANGUAGE; of one dim are those
     of which a sample has one. ``remedy``: what is right where it cannot be trained so, if that is not to change its code.
+    ``positions``: the sequence of the model as built, where there is no other.
     """
 
     where: str
@@ -45,6 +46,7 @@ class ModelSource:
     file: ModelFile | None = None
     inputs: Mapping[str, int] = field(default_factory=lambda: LANGUAGE)
     remedy: str = ""
+    positions: Callable[[nn.Module], int | None] = lambda _: None
 
     def importable(self) -> contextlib.AbstractContextManager[None]:
         """Within, any function of its file may import what lies beside that, as in a script."""

@@ -127,6 +127,30 @@ def test_inputs_by_kind(config_file: Callable[..., str], values: dict[str, objec
     assert {given.name: (given.type.shape, given.high) for given in graph.batch_inputs} == inputs
 
 
+ROBERTA = {
+    "model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "max_position_embeddings": 20, "pad_token_id": 1, **TINY,
+}
+OPT = {**TINY, "model_type": "opt", "ffn_dim": 44, "word_embed_proj_dim": 32, "max_position_embeddings": 18}
+
+
+@pytest.mark.parametrize(("values", "most"), [
+    (ROBERTA, 18), ({**ROBERTA, "pad_token_id": 3}, 16),
+    ({**ROBERTA, "model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]}, 18),
+    ({**ROBERTA, "model_type": "esm", "architectures": ["EsmForMaskedLM"], "mask_token_id": 5}, 18),
+    ({**ROBERTA, "model_type": "bert", "architectures": ["BertForMaskedLM"]}, 20),
+    (OPT, 18),
+])
+def test_positions_that_are_left(config_file: Callable[..., str], values: dict[str, object], most: int) -> None:
+    """Those behind the row of a table that pads, in families that count from there."""
+    assert trace_model(load_model(config_file(**values), {}, None), dtype="float32").sequence == most
+
+
+@pytest.mark.parametrize(("values", "table"), [(ROBERTA, "position_embeddings"), (OPT, "embed_positions")])
+def test_more_than_the_positions_that_are_left(config_file: Callable[..., str], values: dict[str, object], table: str) -> None:
+    with pytest.raises(ModelError, match=rf"position 20 is .*{table}\.weight, which has 20 rows; give --seq 18 or less"):
+        trace_model(load_model(config_file(**values), {}, 19), dtype="float32")
+
+
 @pytest.mark.parametrize(("kind", "name", "said"), [
     ("vit", "ViTForImageClassification", "config.json: ViTForImageClassification takes pixel_values, not input_ids; {}"),
     ("wav2vec2", "Wav2Vec2ForCTC", "config.json: Wav2Vec2ForCTC takes input_values, not input_ids; {}"),

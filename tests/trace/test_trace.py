@@ -239,8 +239,8 @@ def test_sequence_of_the_model_is_the_default(config_file: Callable[..., str]) -
     assert source.sequence == 128 and trace_model(source, dtype="float32").sequence == 128
     assert load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"seq": 64}, None).sequence == 64
     assert load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"seq": 64}, 32).sequence == 32
-    assert load_model(config_file(**GPT2), {}, None).sequence == 32
-    assert load_model(config_file(**LLAMA), {"max_position_embeddings": 24}, None).sequence == 24
+    assert trace_model(load_model(config_file(**GPT2), {}, None), dtype="float32").sequence == 32
+    assert trace_model(load_model(config_file(**LLAMA), {"max_position_embeddings": 24}, None), dtype="float32").sequence == 24
     assert trace_model(load_model(config_file(**LLAMA), {}, 8), sequence=None, dtype="float32").sequence == 8
 
 
