@@ -55,6 +55,9 @@ class Buffer:
     fixed: bool = False
 
 
+Role = Literal["tokens", "targets", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none known);
@@ -64,7 +67,7 @@ class BatchInput:
 
     name: str
     type: TensorType
-    role: Literal["tokens", "targets", "other"]
+    role: Role
     high: int = 0
     shown: int = 0
     like: tuple[str | float, ...] = ("normal",)

@@ -29,7 +29,7 @@ from torch._export.utils import _compiling_state_context
 from torch.export import ExportedProgram
 
 from planner.ir.errors import ModelError, ShardwrightError
-from planner.ir.graph import BatchInput
+from planner.ir.graph import BatchInput, Role
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
@@ -126,7 +126,10 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     largest, like = shown(real), likenesses(real)
     with built.fake:
         batch = _filled(inputs, BATCH)
-    given = tuple(_batch_input(name, tensor, largest.get(name, 0), like.get(name, NORMAL)) for name, tensor in batch.items())
+    given = tuple(
+        _batch_input(name, tensor, source.roles.get(name, "other"), largest.get(name, 0), like.get(name, NORMAL))
+        for name, tensor in batch.items()
+    )
     step = _step(source, built, batch)
     program, repeats, changes = _program(source, built, step, batch, way)
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
@@ -304,13 +307,12 @@ def _takes_dict(parameter: inspect.Parameter) -> bool:
     return bool(re.search(r"\b(dict|Dict|Mapping)\b", said if isinstance(said, str) else repr(said)))
 
 
-def _batch_input(name: str, tensor: Tensor, below: int, like: tuple[str | float, ...]) -> BatchInput:
+def _batch_input(name: str, tensor: Tensor, role: Role, below: int, like: tuple[str | float, ...]) -> BatchInput:
     shape: tuple[int | BatchMultiple, ...] = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
-    role = {"input_ids": "tokens", "labels": "targets"}.get(name, "other")
     if role == "tokens" and (tensor.dim() != 2 or tensor.is_floating_point()):
         role = "other"  # several sequences, a grid of codes: not a piece of a text
     type_ = TensorType(shape, str(tensor.dtype).removeprefix("torch."))
-    return BatchInput(name, type_, role, shown=below, like=like)  # type: ignore[arg-type]
+    return BatchInput(name, type_, role, shown=below, like=like)
 
 
 def _calls(program: ExportedProgram) -> Iterator[Any]:

@@ -14,8 +14,9 @@ from typing import Any
 from torch import nn
 
 from planner.ir.errors import ModelError
+from planner.ir.graph import Role
 from planner.trace.lines import first_line
-from planner.trace.source import LANGUAGE, ModelSource
+from planner.trace.source import LANGUAGE, ROLES, ModelSource
 
 CLASSIFIED: Mapping[str, int] = {"input_ids": 2, "labels": 1}
 TRANSLATED: Mapping[str, int] = {"input_ids": 2, "decoder_input_ids": 2, "labels": 2}
@@ -55,7 +56,10 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
     if inputs is CLASSIFIED and getattr(config.get_text_config(), "pad_token_id", None) is None:
         remedy = f"say which token pads (--set pad_token_id=0), or {remedy}"
     positions = functools.partial(_positions, config)
-    return ModelSource(spec, construct, None, None, name, sequence, positions=positions, inputs=inputs, remedy=remedy)
+    return ModelSource(
+        spec, construct, None, None, name, sequence, inputs=inputs, roles=_roles(model_class), remedy=remedy,
+        positions=positions,
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -84,6 +88,12 @@ def _inputs(file: Path, model_class: type[nn.Module], config: Any, remedy: str) 
             raise ModelError(str(file), wrong, remedy)
         return CLASSIFIED
     return TRANSLATED if "decoder_input_ids" in inspect.signature(model_class.forward).parameters else LANGUAGE
+
+
+def _roles(model_class: type[nn.Module]) -> Mapping[str, Role]:
+    """Labels that are classes, of sequences or of tokens, are not the text a place on."""
+    classes = model_class.__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
+    return {name: role for name, role in ROLES.items() if role == "tokens" or not classes}
 
 
 def _positions(config: Any, model: nn.Module) -> int | None:

@@ -11,8 +11,12 @@ from typing import Any
 
 from torch import nn
 
+from planner.ir.graph import Role
+
 LANGUAGE: Mapping[str, int] = {"input_ids": 2, "labels": 2}
 """What a language model takes: whole numbers by their dims, [batch, seq]."""
+ROLES: Mapping[str, Role] = {"input_ids": "tokens", "labels": "targets"}
+"""What a text feeds, by name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class ModelSource:
     ``sequence``: tokens of a sample, as asked for, else what the model file says; None where neither does. ``file``: None
     where it comes from none. ``inputs``: what it takes where there is no ``example_inputs``, as LANGUAGE; of one dim are those
     of which a sample has one. ``remedy``: what is right where it cannot be trained so, if that is not to change its code.
-    ``positions``: the sequence of the model as built, where there is no other.
+    ``roles``: what a text feeds, as ROLES. ``positions``: the sequence of the model as built, where there is no other.
     """
 
     where: str
@@ -45,6 +49,7 @@ class ModelSource:
     sequence: int | None = None
     file: ModelFile | None = None
     inputs: Mapping[str, int] = field(default_factory=lambda: LANGUAGE)
+    roles: Mapping[str, Role] = field(default_factory=lambda: ROLES)
     remedy: str = ""
     positions: Callable[[nn.Module], int | None] = lambda _: None
 

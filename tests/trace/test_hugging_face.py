@@ -151,6 +151,17 @@ def test_more_than_the_positions_that_are_left(config_file: Callable[..., str], 
         trace_model(load_model(config_file(**values), {}, 19), dtype="float32")
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("BertForMaskedLM", [("tokens", 52), ("targets", 52)]), ("BertForTokenClassification", [("tokens", 52), ("other", 3)]),
+    ("BertForSequenceClassification", [("tokens", 52), ("other", 3)]),
+])
+def test_labels_that_are_classes_are_no_text(config_file: Callable[..., str], name: str, expected: list[object]) -> None:
+    """Nor do they bound the tokens that a text may hold."""
+    spec = config_file(model_type="bert", architectures=[name], num_labels=3, **TINY)
+    graph = trace_model(load_model(spec, {}, None), sequence=6, dtype="float32")
+    assert [(given.role, given.high) for given in graph.batch_inputs] == expected
+
+
 @pytest.mark.parametrize(("kind", "name", "said"), [
     ("vit", "ViTForImageClassification", "config.json: ViTForImageClassification takes pixel_values, not input_ids; {}"),
     ("wav2vec2", "Wav2Vec2ForCTC", "config.json: Wav2Vec2ForCTC takes input_values, not input_ids; {}"),
