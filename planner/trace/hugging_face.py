@@ -39,6 +39,7 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
     if part is not None and getattr(model_class, "config_class", None) is part:
         config = config.get_text_config()  # as AutoModelForCausalLM gives a language model its part of several modalities'
     config.use_cache = False
+    _without_dtype(config)
     config._attn_implementation = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
 
     def construct() -> nn.Module:
@@ -74,6 +75,14 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise ModelError(f"{file}: model_type", "is missing", "it must name a transformers model type, such as llama")
     return values
+
+
+def _without_dtype(config: Any) -> None:
+    """Leave the dtype to the job: a class around a model that it makes of its config would have that in the config's."""
+    config.dtype = None
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None and not isinstance(part, dict):
+            _without_dtype(part)
 
 
 def _inputs(file: Path, model_class: type[nn.Module], config: Any, remedy: str) -> Mapping[str, int]:

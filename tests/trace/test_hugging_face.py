@@ -162,6 +162,14 @@ def test_labels_that_are_classes_are_no_text(config_file: Callable[..., str], na
     assert [(given.role, given.high) for given in graph.batch_inputs] == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_is_the_jobs(config_file: Callable[..., str], dtype: str) -> None:
+    """Whatever the file says that its weights are."""
+    half = {"torch_dtype": "bfloat16", "architectures": ["LlamaForSequenceClassification"], "pad_token_id": 0, **TINY}
+    graph = trace_model(load_model(config_file(model_type="llama", **half), {}, 6), dtype=dtype)
+    assert {parameter.type.dtype for parameter in graph.parameters} == {dtype} and graph.dtype == dtype
+
+
 @pytest.mark.parametrize(("kind", "name", "said"), [
     ("vit", "ViTForImageClassification", "config.json: ViTForImageClassification takes pixel_values, not input_ids; {}"),
     ("wav2vec2", "Wav2Vec2ForCTC", "config.json: Wav2Vec2ForCTC takes input_values, not input_ids; {}"),
