@@ -177,7 +177,9 @@ def _merged(values: Mapping[str, Any], part: Any, key: str, value: object, *, wh
     others = {other: held for other, held in values.items() if aliases.get(other, other) != kept}
     written = next((held for other, held in values.items() if other not in others), None)
     if written is None and not _has(part, name):
-        raise ModelError(f"--set {whole}", f"{_kind(part)} has no field {name!r}", f"it has {', '.join(_offered(part, name))}")
+        offered = ", ".join(_offered(part, name))
+        right = f"it has {offered}" if offered else f"it is empty: write {whole.rpartition('.')[0]} into the file"
+        raise ModelError(f"--set {whole}", f"{_kind(part)} has no field {name!r}", right)
     if not dot:
         return {**others, kept: value}
     made = _fields(part).get(kept)

@@ -99,6 +99,12 @@ def test_settings_that_would_do_nothing(config_file: Callable[..., str], key: st
     assert str(error.value) == said
 
 
+def test_a_field_of_nothing(config_file: Callable[..., str]) -> None:
+    spec = config_file(model_type="llama", rope_scaling=None, **TINY)
+    with pytest.raises(ModelError, match=r"the dict has no field 'factor'; it is empty: write rope_scaling into the file$"):
+        load_model(spec, {"rope_scaling.factor": 3.0}, None)
+
+
 def test_methods_and_several_wrong_settings(config_file: Callable[..., str]) -> None:
     spec = config_file(model_type="llama", **TINY)
     with pytest.raises(ModelError, match="--set to_dict: LlamaConfig has no field 'to_dict'; it has architectures, "):
