@@ -58,7 +58,8 @@ def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int)
         given = _small_or_fake(source, dtype, sequence, samples)
     except Exception as error:  # user code
         right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
-        raise ModelError(users_line(error) or source.where,
+        folder = source.file.path.parent if source.file else None  # The user's line, not a library's that it called.
+        raise ModelError(users_line(error, folder) or source.where,
                          f"example_inputs failed: {type(error).__name__}: {first_line(error)}", right) from error
     if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
         raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")

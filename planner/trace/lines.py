@@ -19,7 +19,8 @@ _OURS = str(Path(__file__).parent)
 def is_users(file: str) -> bool:
     """Whether a source file is the model's (its libraries' included): not torch's, Python's or the tracer's."""
     standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
-    return not (standard or "/torch/" in file or file.startswith((_OURS, "<")))
+    compiled = file.endswith(".pyx")  # By a path that is relative to nothing here, which looks like the user's.
+    return not (standard or compiled or "/torch/" in file or file.startswith((_OURS, "<")))
 
 
 def users_line(error: BaseException, folder: Path | None = None) -> str | None:

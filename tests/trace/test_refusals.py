@@ -150,8 +150,19 @@ def make():
 """
 
 
+def test_a_compiled_librarys_line_is_not_the_users(
+    refused: Refused, write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path is relative, as that of a file beside the model's where the command runs there."""
+    path = write(INPUTS.replace("{line}", "__import__('numpy').random.randint(0, 0, batch)"))
+    monkeypatch.chdir(Path(path).parent)
+    assert refused(f"{path}:make").startswith(f"{path}:5: example_inputs failed: ValueError: high <= 0")
+
+
 @pytest.mark.parametrize(("line", "said"), [
     ("{'input': torch.zeros(batch, seq // 2)}", ":5: example_inputs failed: TypeError: unsupported operand"),
+    ("{'input': __import__('numpy').random.randint(0, 0, batch)}", ":5: example_inputs failed: ValueError: high <= 0"),
+    ("{'input': __import__('numpy').stack([])}", ":5: example_inputs failed: ValueError: need at least one array"),
     ("[torch.zeros(batch, 4)]", ":make: example_inputs(batch, seq) returned no dict of tensors"),
     ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 2) with a batch of 2; the first dim must"),
     ("{'input': torch.zeros(batch, batch)}", ":make: example_inputs: input has shape (2, 2) in float32 with a batch of 2, "
