@@ -56,7 +56,7 @@ def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dic
 def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int) -> dict[str, Tensor]:
     try:
         given = _small_or_fake(source, dtype, sequence, samples)
-    except Exception as error:  # user code
+    except (Exception, SystemExit) as error:  # user code
         right = "give --seq, which example_inputs is called with" if sequence is None and "None" in str(error) else ""
         folder = source.file.path.parent if source.file else None  # The user's line, not a library's that it called.
         raise ModelError(users_line(error, folder) or source.where,

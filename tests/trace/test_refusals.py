@@ -162,6 +162,7 @@ def test_a_compiled_librarys_line_is_not_the_users(
 @pytest.mark.parametrize(("line", "said"), [
     ("{'input': torch.zeros(batch, seq // 2)}", ":5: example_inputs failed: TypeError: unsupported operand"),
     ("{'input': __import__('numpy').random.randint(0, 0, batch)}", ":5: example_inputs failed: ValueError: high <= 0"),
+    ("exit('no data')", ":5: example_inputs failed: SystemExit: no data"),
     ("{'input': __import__('numpy').stack([])}", ":5: example_inputs failed: ValueError: need at least one array"),
     ("[torch.zeros(batch, 4)]", ":make: example_inputs(batch, seq) returned no dict of tensors"),
     ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 2) with a batch of 2; the first dim must"),
