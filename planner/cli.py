@@ -239,7 +239,22 @@ def _lines(extra: dict[str, Any]) -> Iterator[str]:
             f" micro-batch {other['batch']['micro']}; at most {other['search']['optimality_gap']:.3%} from the best one left"
         )
     for name, value in extra.get("objective", {}).items():
-        yield f"{name.replace('_', ' ')}: {value}"
+        yield _fact(name, value)
+
+
+def _fact(name: str, value: float) -> str:
+    """What is known of the objective, in the units that the rest of the page has."""
+    from planner.show import seconds, size
+
+    if isinstance(value, bool):
+        said = "yes" if value else "no"
+    elif name.endswith("_s"):
+        name, said = name.removesuffix("_s"), seconds(value)
+    elif name.endswith("_bytes"):
+        name, said = name.removesuffix("_bytes"), size(round(value))
+    else:
+        said = f"{value:.0%}" if name == "within" else f"{value}"
+    return f"{name.replace('_', ' ')}: {said}"
 
 
 def _print(bundle: Bundle, seconds: dict[str, float], json_: bool, extra: dict[str, Any] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -147,3 +148,16 @@ def test_samples_that_are_no_sequences_are_counted_as_such(tmp_path: Path) -> No
         assert " samples/s" in text and "tokens" not in text
     goal = run(*job, "--objective", "devices", "--min-tokens-per-s", 10)
     assert goal.code == 2 and "--min-tokens-per-s: the model's samples are no sequences of tokens" in goal.error
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    (("--top", 2), [r"complete: (yes|no)", r"others lower bound: [\d.]+ m?s"]),
+    (("--objective", "memory"), [r"least memory: [\d.]+ MiB", r"lower bound: [\d.]+ MiB"]),
+    (("--objective", "memory", "--within", "20%"), [r"lower bound: [\d.]+ MiB", r"within: 20%", r"best step: [\d.]+ m?s"]),
+    (("--objective", "devices", "--max-step-s", 60), [r"max step: 60.00 s", r"devices: 1", r"devices lower bound: 1"]),
+])
+def test_what_is_known_of_the_objective_is_told_in_words(asked: tuple[object, ...], told: list[str], tmp_path: Path) -> None:
+    """JSON has the numbers."""
+    outcome = run("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 4, *asked, "-o", tmp_path / "plan.yaml")
+    lines = outcome.out.rstrip().splitlines()[-len(told):]
+    assert all(re.fullmatch(form, line) for form, line in zip(told, lines, strict=True)), lines
