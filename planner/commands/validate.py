@@ -64,6 +64,7 @@ def _fitted(prepared: Prepared, *, alone: bool) -> Prepared:
     """Fit to the scored rows, rewrite the packaged profiles and engines, say what changed on standard error, and take the
     rows' clusters from the new profiles. ``alone``: numbers of chips without rows stay."""
     from hardware_profiles.engine import forget
+    from planner.ir.errors import JobError
     from planner.validate.fit import fit
     from planner.validate.fitted import describe_fit
     from planner.validate.machines import cluster_of, forget_profiles
@@ -81,7 +82,11 @@ def _fitted(prepared: Prepared, *, alone: bool) -> Prepared:
         or (item.row.chip not in scored.values() and item.row.trust in TRUSTED and item.row.configured)
     ]
     found = fit(chosen, say=say)
-    changed = write_fit(found, alone=alone)
+    try:
+        changed = write_fit(found, alone=alone)
+    except OSError as error:
+        right = "install from a clone that is writable"
+        raise JobError("--fit", f"{error.filename} cannot be written ({error.strerror})", right) from error
     say(describe_fit(found))
     say(f"rewrote {len(changed)} files")
     forget()

@@ -18,6 +18,7 @@ from planner.ir.graph import Parameter
 from planner.ir.plan import DTYPES
 from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
+from planner.trace.dtypes import name_of
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 from planner.trace.seeds import seeded
 from planner.trace.source import ModelSource
@@ -94,7 +95,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
 
 def type_of(tensor: Tensor) -> TensorType:
     """Shape and dtype, without a batch."""
-    return TensorType(tuple(int(extent) for extent in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return TensorType(tuple(int(extent) for extent in tensor.shape), name_of(tensor.dtype))
 
 
 def _canonical(module: nn.Module) -> dict[str, str]:
@@ -111,15 +112,11 @@ def _cast(module: nn.Module, where: str, dtype: torch.dtype) -> dict[str, str]:
     whole = set(trained.values()) == {torch.float64}
     for fqn, has in others.items():
         if fqn in trained and (has not in (torch.float32, torch.float64) or whole):
-            asked, own = (PRECISIONS.get(_name(kind)) for kind in (dtype, has))
-            wrong = f"parameter {fqn} is {_name(has)}, and the job computes in {asked}"
+            asked, own = (PRECISIONS.get(name_of(kind)) for kind in (dtype, has))
+            wrong = f"parameter {fqn} is {name_of(has)}, and the job computes in {asked}"
             right = "leave its dtype to --precision (no .to(dtype), .half() or .double() in the constructor)"
             raise ModelError(where, wrong, f"--precision {own}, or {right}" if own else right)
-    return {fqn: _name(has) for fqn, has in others.items()}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return {fqn: name_of(has) for fqn, has in others.items()}
 
 
 def _parameter(

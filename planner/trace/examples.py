@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.ir.errors import ModelError
 from planner.ir.types import DTYPE_BYTES
+from planner.trace.dtypes import name_of
 from planner.trace.large import RefuseLarge
 from planner.trace.lines import first_line, users_line
 from planner.trace.recipes import default_dtype
@@ -47,7 +48,7 @@ def example_inputs(source: ModelSource, dtype: str, sequence: int | None) -> dic
     for name, tensor in first.items():
         other = second[name]
         if tensor.shape[1:] != other.shape[1:] or tensor.dtype != other.dtype:
-            has = [f"{_shape(given)} in {_name(given.dtype)}" for given in (tensor, other)]
+            has = [f"{_shape(given)} in {name_of(given.dtype)}" for given in (tensor, other)]
             raise ModelError(source.where, f"example_inputs: {name} has shape {has[0]} {told[0]}, {has[1]} {told[1]}",
                              "only the first dim may depend on the batch")
     return first
@@ -77,8 +78,8 @@ def _check_kind(source: ModelSource, name: object, tensor: Tensor) -> None:
         has = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise ModelError(source.where, f"example_inputs: {name} is a {has} tensor",
                          "give a dense one, all samples padded to one shape")
-    if _name(tensor.dtype) not in DTYPE_BYTES:
-        raise ModelError(source.where, f"example_inputs: {name} is {_name(tensor.dtype)}",
+    if name_of(tensor.dtype) not in DTYPE_BYTES:
+        raise ModelError(source.where, f"example_inputs: {name} is {name_of(tensor.dtype)}",
                          f"give it in one of {', '.join(DTYPE_BYTES)}")
 
 
@@ -97,10 +98,6 @@ def _drawn(source: ModelSource, dtype: str, sequence: int | None, samples: int) 
     quiet = contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard)
     with quiet[0], quiet[1], seeded(), default_dtype(getattr(torch, dtype)):
         return source.example_inputs(samples, sequence) if source.example_inputs is not None else {}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, traces_of_changes
+from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
@@ -311,7 +312,7 @@ def _batch_input(name: str, tensor: Tensor, role: Role, below: int, like: tuple[
     shape: tuple[int | BatchMultiple, ...] = (BatchMultiple(1), *(int(extent) for extent in tensor.shape[1:]))
     if role == "tokens" and (tensor.dim() != 2 or tensor.is_floating_point()):
         role = "other"  # several sequences, a grid of codes: not a piece of a text
-    type_ = TensorType(shape, str(tensor.dtype).removeprefix("torch."))
+    type_ = TensorType(shape, name_of(tensor.dtype))
     return BatchInput(name, type_, role, shown=below, like=like)
 
 

@@ -25,6 +25,7 @@ from planner.trace.batches import ADVICE
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
+from planner.trace.dtypes import name_of
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 from planner.trace.loops import refuse_unknown_shapes
@@ -102,7 +103,7 @@ def extent_of(size: int) -> Extent:
 
 def tensor_type(value: Tensor) -> TensorType:
     shape = tuple(extent_of(int(extent)) for extent in value.shape)
-    return TensorType(shape, str(value.dtype).removeprefix("torch."))
+    return TensorType(shape, name_of(value.dtype))
 
 
 def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
@@ -313,7 +314,7 @@ class _Reader:
             self._refuse_batch_float(value, node)
             return value
         if isinstance(value, torch.dtype):
-            return Dtype(str(value).removeprefix("torch."))
+            return Dtype(name_of(value))
         raise ModelError(self._place(node), f"an argument of {node.target} is a {type(value).__name__}")
 
     def _refuse_batch_float(self, value: float, node: fx.Node) -> None:

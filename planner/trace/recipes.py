@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import InitStep
+from planner.trace.dtypes import name_of
 
 REAL_ELEMENTS = 1 << 18  # an uninitialised tensor up to this size is real while the model is constructed
 REAL_TABLE_ELEMENTS = 1 << 24  # so is a computed one up to this (a causal mask of 4096 x 4096)
@@ -292,7 +293,7 @@ def recipe(
         return tuple(step for step in told if step is not None)
     known = not (stale or isinstance(tensor, FakeTensor) or (("uninitialised",) in steps and tensor.isnan().any()))
     if known and tensor.numel() <= (DRAWN_BY_VALUE_ELEMENTS if history.random else BY_VALUE_ELEMENTS):
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = name_of(tensor.dtype)
         return (InitStep("value", (encode(tensor.detach()), *(() if dtype == traced else (dtype,)))),)
     if steps[-1] == ("uninitialised",):
         raise ModelError(where, f"parameter {fqn} is never initialised", "give it values in its module's constructor")

@@ -13,11 +13,13 @@ import yaml
 
 from hardware_profiles import Engine, engine, resolve_cluster
 from hardware_profiles.engine import origin
+from planner.commands.validate import _fitted
+from planner.ir.errors import JobError
 from planner.validate import parameters as module
 from planner.validate.descent import Line, Problem, model_optimum
 from planner.validate.fit import Fit, fit
 from planner.validate.parameters import CHIP_CLASSES, Parameter, Trial, half_work, parameters
-from planner.validate.prepare import prepare_rows
+from planner.validate.prepare import Prepared, prepare_rows
 from planner.validate.write import FOLDER, replaced, write_fit
 from tests.validate import tables
 
@@ -199,3 +201,14 @@ def test_every_class_names_chips_that_exist() -> None:
     named = [name for names in CHIP_CLASSES.values() for name in names]
     assert set(named) <= known
     assert len(named) == len(set(named))
+
+
+def test_profiles_that_cannot_be_written_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an installed package, say; without a traceback after minutes of fitting."""
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "h100.yaml")
+
+    monkeypatch.setattr("planner.validate.fit.fit", lambda *_, **__: None)
+    monkeypatch.setattr("planner.validate.write.write_fit", refused)
+    with pytest.raises(JobError, match=r"--fit: h100\.yaml cannot be written \(Permission denied\); install from a clone"):
+        _fitted(Prepared((), ()), alone=False)
