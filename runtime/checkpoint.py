@@ -95,6 +95,11 @@ def _is_complete(path: Path) -> bool:
     return all((path / name).is_file() for name in (".metadata", "training.json"))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint itself, not one of checkpoints: its list of tensors is there, whatever else is not."""
+    return (path / ".metadata").is_file()
+
+
 def load(
     path: Path, parameters: Sequence[Held], optimizer: Optimizer, loss_scale: LossScale, others: Unchanging = NOTHING
 ) -> Progress:
@@ -152,7 +157,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 def load_parameters(path: Path, parameters: Sequence[Held], others: Unchanging = NOTHING) -> None:
     """Read parameters and buffers alone (``--init-from``), from a checkpoint or the newest in a directory of them.
     Collective."""
-    _read_model(path if (path / ".metadata").exists() else newest(path) or path, parameters, others, {})
+    _read_model(path if is_checkpoint(path) else newest(path) or path, parameters, others, {})
 
 
 def _read_model(

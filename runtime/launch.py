@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .checkpoint import is_checkpoint
 from .collectives import TensorAxis
 from .errors import ProgramError, raise_together
 
@@ -137,7 +138,7 @@ def check_outputs(options: Options) -> None:
     Collective over the world."""
     error = None
     if dist.get_rank() == 0:
-        error = _twice(options)
+        error = _within_checkpoint(options.checkpoint) or _twice(options)
         for name in (*FILES, "checkpoint"):
             path = getattr(options, name)
             folder = path if path is None or name == "checkpoint" else path.parent
@@ -150,6 +151,16 @@ def check_outputs(options: Options) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _within_checkpoint(directory: Path | None) -> ProgramError | None:
+    """What is wrong with a directory for checkpoints that is one: nothing in it would be resumed from."""
+    whole = () if directory is None else (directory.resolve(), *directory.resolve().parents)
+    found = next(filter(is_checkpoint, whole), None)
+    if found is None:
+        return None
+    wrong = f"{directory} is a checkpoint" if found == whole[0] else f"{directory} is inside the checkpoint {found}"
+    return ProgramError("--checkpoint", wrong, "give the folder that it is in, or --init-from")
 
 
 def _twice(options: Options) -> ProgramError | None:

@@ -44,6 +44,18 @@ def test_what_would_be_written_over_is_refused(place: Path, arguments: str, said
     assert not (place / "a").exists() and not (place / "new").exists()
 
 
+@pytest.mark.parametrize(("directory", "said"), [
+    ("kept/step-00000001", "kept/step-00000001 is a checkpoint; give the folder that it is in, or --init-from"),
+    ("kept/../kept/step-00000001/", "kept/../kept/step-00000001 is a checkpoint; "),
+    ("kept/step-00000001/more", "kept/step-00000001/more is inside the checkpoint "),
+])
+def test_checkpoints_are_not_saved_inside_of_one(place: Path, directory: str, said: str) -> None:
+    with pytest.raises(ProgramError) as refused:
+        check_outputs(parse_options(["--checkpoint", directory]))
+    assert str(refused.value).startswith(f"--checkpoint: {said}")
+    assert [path.name for path in (place / "kept/step-00000001").iterdir()] == [".metadata"]
+
+
 @pytest.mark.parametrize("arguments", [
     "--metrics a --export-start b --dump-gradients c --data text.tokens --checkpoint kept",
     "--metrics program/log --checkpoint program/kept", "--metrics kept/log --checkpoint kept",
