@@ -175,7 +175,7 @@ def _twice(options: Options) -> ProgramError | None:
             continue
         whole = path.resolve()
         within = [
-            folder for folder in whole.parents if folder == program / "runtime"
+            folder for folder in whole.parents if folder == program / "runtime" or is_checkpoint(folder)
             or (others.get(folder.parent) == "--checkpoint" and folder.name.startswith("step-"))
         ]
         taken = others.get(whole) or (f"inside {within[0]}" if within else None)

@@ -21,6 +21,7 @@ def place(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "link.tokens").symlink_to("text.tokens")
+    (tmp_path / "link").symlink_to("kept/step-00000001")
     monkeypatch.setattr(launch, "PROGRAM", tmp_path / "program")
     return tmp_path
 
@@ -33,6 +34,10 @@ def place(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("--export-start link.tokens --data text.tokens", "--export-start: link.tokens is --data"),
     ("--metrics new --checkpoint new", "--metrics: new is --checkpoint"),
     ("--metrics kept/step-00000001/log --checkpoint kept", "--metrics: kept/step-00000001/log is inside "),
+    ("--metrics kept/step-00000009/log --checkpoint kept", "--metrics: kept/step-00000009/log is inside "),
+    ("--export-start kept/step-00000001/.metadata --init-from kept", "--export-start: kept/step-00000001/.metadata is inside "),
+    ("--dump-gradients kept/step-00000001/new/g --checkpoint new", "--dump-gradients: kept/step-00000001/new/g is inside "),
+    ("--metrics link/.metadata", "--metrics: link/.metadata is inside "),
     ("--metrics program/train.py", "--metrics: program/train.py is train.py of this program"),
     ("--export-start program/plan.yaml", "--export-start: program/plan.yaml is plan.yaml of this program"),
     ("--metrics program/runtime/data.py", "--metrics: program/runtime/data.py is inside "),
