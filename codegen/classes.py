@@ -85,6 +85,15 @@ def render_chain(program: Program) -> str:
     return "\n".join(lines)
 
 
+def render_made_for(program: Program) -> str:
+    """What of the numbers at the top of ``train.py`` the model's text depends on."""
+    plan = program.plan
+    parts = [f'precision="{plan.precision}"', f"tensor={plan.mesh.tensor}"]
+    if len(program.cuts) > 1:
+        parts += [f"micro={plan.batch.micro}", f"cuts=({', '.join(str(cut.first) for cut in program.cuts)})"]
+    return "\n".join(wrap(f"MADE_FOR = MadeFor({', '.join(parts)})", 0))
+
+
 def dictionary(table: object) -> str:
     """A table of texts or numbers by key."""
     items = [f'"{k}": "{v}"' if isinstance(v, str) else f'"{k}": {v}' for k, v in table.items()]  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from planner.ir.plan import Plan
 
 _MODULE_NAMES = frozenset({
     "Stage", "ParallelBlock", "CHAIN", "CROSSING", "SHARED", "ALIASES", "INITIAL", "RECIPES", "DECAYS", "CONSTANTS", "HERE",
-    "BUFFERS", "IDLE", "INPUTS", "STORED", "BatchInput", "StateBuffer",
+    "BUFFERS", "IDLE", "INPUTS", "MADE_FOR", "MadeFor", "STORED", "BatchInput", "StateBuffer",
     "Path", "constant", "weigh", "read_table", "cache", "decode_constant",
 })
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from codegen.classes import dictionary, render_chain, render_class, render_stage
+from codegen.classes import dictionary, render_chain, render_class, render_made_for, render_stage
 from codegen.functions import render_function, wrap
 from codegen.program import COMMON, Machine, Program
 from planner.ir.plan import Mesh, Prediction
@@ -63,6 +63,7 @@ def _model_values(program: Program) -> dict[str, object]:
     text = "\n".join([*classes, *context, stage])
     return {
         "classes": classes, "context": context, "stage": stage, "chain": render_chain(program),
+        "made_for": render_made_for(program),
         "functional": "F." in text, "checkpointed": "checkpoint(" in text, "loads_constants": bool(program.constants),
     }
 

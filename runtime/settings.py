@@ -15,11 +15,22 @@ AXES = {"pipeline", "data", "tensor"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class MadeFor:
+    """What the text of ``model.py`` depends on, besides its inputs. ``tensor``: degree of the axis; ``micro``: samples of what
+    passes between two stages (None: nothing does); ``cuts``: the first block of every stage."""
+
+    precision: str
+    tensor: int
+    micro: int | None = None
+    cuts: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
     block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
     backward pass; ``shared``: the blocks that each tied parameter is part of; ``sequence``: tokens of a sample, where those
-    of ``inputs`` are as many (None: they are others)."""
+    of ``inputs`` are as many (None: they are others); ``made_for``: what of all this ``model.py`` was emitted for."""
 
     precision: str
     mesh: Mapping[str, int]
@@ -32,6 +43,7 @@ class Settings:
     stages: Sequence[tuple[int, int, Sequence[int]]]
     recomputes: Sequence[str]
     shared: Mapping[str, Collection[int]]
+    made_for: MadeFor
     sequence: int | None = None
     inputs: Sequence[BatchInput] = ()
 
@@ -50,6 +62,7 @@ def check_settings(settings: Settings) -> None:
     _check_schedule(settings)
     if settings.schedule in SPLIT_BACKWARD:
         _check_split(settings)
+    _check_made_for(settings)
 
 
 def _check_whole(settings: Settings) -> None:
@@ -99,6 +112,18 @@ def _check_stages(settings: Settings) -> None:
         edge = last
     if edge != len(settings.recomputes):
         raise ProgramError(where, f"end at block {edge}", f"the chain has {len(settings.recomputes)}")
+
+
+def _check_made_for(settings: Settings) -> None:
+    """The sizes, dtypes and cuts in ``model.py`` are those of one plan."""
+    made, cuts = settings.made_for, tuple(first for first, *_ in settings.stages)
+    for name, wrong, value, right in (
+        ("PRECISION", "is", settings.precision, made.precision), ("MESH", "tensor is", settings.mesh["tensor"], made.tensor),
+        ("MICRO", "is", settings.micro, made.micro), ("STAGES", "begin at blocks", cuts, tuple(made.cuts)),
+    ):
+        if right is not None and value != right:
+            wrong = f"{wrong} {value!r}, and model.py is made for {right!r}"
+            raise ProgramError(f"{FILE}: {name}", wrong, "put it back, or change plan.yaml and emit again")
 
 
 def _check_shared(settings: Settings) -> None:

@@ -9,23 +9,25 @@ import torch
 
 from runtime.data import BatchInput
 from runtime.errors import ProgramError
-from runtime.settings import Settings, check_settings
+from runtime.settings import MadeFor, Settings, check_settings
 
 GOOD = Settings(
     precision="bf16", mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4,
     schedule="1f1b", virtual=1, stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
     shared={"head.weight": (3, 4)}, sequence=32, inputs=[BatchInput("input_ids", (32,), torch.int64, "tokens", 64)],
+    made_for=MadeFor(precision="bf16", tensor=1, cuts=(0, 3)),
 )
 FOUR = [(0, 1, [0]), (1, 2, [0]), (2, 3, [0]), (3, 5, [0] * 2)]
+OF_FOUR = MadeFor(precision="bf16", tensor=1, micro=2, cuts=(0, 1, 2, 3))
 ONE = {"pipeline": 1, "data": 4, "tensor": 1}
 
 
 def test_good_settings_pass() -> None:
     check_settings(GOOD)
     check_settings(replace(GOOD, schedule="gpipe", accumulation=1, micro=8))
-    check_settings(replace(GOOD, schedule="interleaved-1f1b", virtual=2, stages=FOUR))
+    check_settings(replace(GOOD, schedule="interleaved-1f1b", virtual=2, stages=FOUR, made_for=OF_FOUR))
     for schedule in ("zbv", "interleaved-zero-bubble"):
-        check_settings(replace(GOOD, schedule=schedule, virtual=2, stages=FOUR, recomputes=[""] * 5))
+        check_settings(replace(GOOD, schedule=schedule, virtual=2, stages=FOUR, made_for=OF_FOUR, recomputes=[""] * 5))
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -39,6 +41,10 @@ def test_good_settings_pass() -> None:
     ({"zero_group": 0}, "ZERO_GROUP: is 0"),
     ({"stages": [(0, 3.0, [0, 1, 2]), (3, 5, [3, 3])]}, r"STAGES: \(0, 3.0\) are no numbers of blocks"),
     ({"sequence": 64}, r"SEQUENCE: is 64, and model.py takes input_ids of shape \(32,\); put it back"),
+    ({"precision": "fp32"}, "PRECISION: is 'fp32', and model.py is made for 'bf16'; put it back, or change plan.yaml and emit"),
+    ({"mesh": {"pipeline": 2, "data": 1, "tensor": 2}, "zero_group": 1, "total": 8}, "MESH: tensor is 2, and model.py is made"),
+    ({"stages": [(0, 2, [0, 1]), (2, 5, [3] * 3)]}, r"STAGES: begin at blocks \(0, 2\), and model.py is made for \(0, 3\)"),
+    ({"made_for": MadeFor(precision="bf16", tensor=1, micro=4, cuts=(0, 3))}, "MICRO: is 2, and model.py is made for 4"),
     ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
     ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),
     ({"stages": [(0, 3, [0, 1, 2]), (2, 5, [3] * 3)]}, r"STAGES: \(2, 5\) does not follow block 3"),

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from runtime.block import Block as ParallelBlock
 from runtime.data import BatchInput
 from runtime.initialize import decode_constant
+from runtime.settings import MadeFor
 from runtime.state import StateBuffer
 from runtime.tables import read_table
 
@@ -26,6 +27,8 @@ INPUTS = [  # of one sample; all else here is made for these sizes
     BatchInput("input_ids", (16,), torch.int64, "tokens", 64),
     BatchInput("labels", (16,), torch.int64, "targets", 64),
 ]
+# Of the numbers at the top of train.py, those that all here depends on: others need another plan.
+MADE_FOR = MadeFor(precision="fp32", tensor=1)
 
 STORED = read_table(HERE / "constants.json", "data", "dtype", "shape", "names", "fixed")
 CONSTANTS = {
