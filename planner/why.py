@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster
 from planner.clusters import resized
-from planner.constraints import Constraints
+from planner.constraints import Constraints, Limit
 from planner.constraints_conflicts import check_contradictions
+from planner.constraints_kept import broken_limit
 from planner.constraints_text import parse_texts
 from planner.decisions import decisions_of, largest_rank
 from planner.evaluate import evaluate_plan
@@ -83,11 +84,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a larger cluster would buy. ``result``: the best plan found on it, None where none was."""
+    """What a larger cluster would buy. ``result``: the best plan found on it, None where none was; ``broken``: a limit of the
+    job that the plan itself does not keep there, so that it is not one of those."""
 
     change: str
     result: SearchResult | None
     refusal: str = ""
+    broken: Limit | None = None
 
 
 def request_of(bundle: Bundle, *, gap: float, time_limit_s: float | None) -> Request:
@@ -123,20 +126,23 @@ def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterato
         try:
             result = fitted(bundle.graph, larger, request, known=known)
             known = result.prices if known is None else known
-            yield Gain(change, _at_least(bundle, larger, result))
+            yield _at_least(bundle, larger, request, Gain(change, result))
         except (NoPlanFits, PinError) as refusal:
             if isinstance(refusal, PinError) and larger is bundle.cluster:
                 raise  # The job itself cannot be: no cluster is to blame.
             yield Gain(change, None, str(refusal))
 
 
-def _at_least(bundle: Bundle, cluster: Cluster, result: SearchResult) -> SearchResult:
-    """What was found, or the plan itself where that is quicker: a search that ends at its time limit may know less."""
-    if cluster.devices != bundle.cluster.devices:
-        return result
+def _at_least(bundle: Bundle, cluster: Cluster, request: Request, found: Gain) -> Gain:
+    """What was found, or the plan itself where that is quicker: a search that ends at its time limit may know less. An edited
+    plan that breaks the job's limits is none of the job's."""
+    if cluster.devices != bundle.cluster.devices or found.result is None:
+        return found
     prediction = evaluate_plan(bundle.plan, bundle.graph, cluster)
-    quicker = prediction.fits and prediction.step_s < result.prediction.step_s
-    return replace(result, plan=bundle.plan, prediction=prediction) if quicker else result
+    broken = broken_limit(request.constraints, bundle.plan, bundle.graph, cluster, prediction)
+    if broken is None and prediction.fits and prediction.step_s < found.result.prediction.step_s:
+        return replace(found, result=replace(found.result, plan=bundle.plan, prediction=prediction))
+    return replace(found, broken=broken)
 
 
 def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster | str]]:

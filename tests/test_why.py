@@ -15,6 +15,7 @@ from planner.bundle import read
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
 from planner.search import Request, SearchResult
+from planner.search.request import Certificate
 from planner.why import Gain, request_of, sensitivity
 from tests.commands import SMALL, Outcome, run
 
@@ -146,3 +147,27 @@ def test_more_hardware_never_costs(planned: tuple[Path, Outcome]) -> None:
         if row["fits"] and row["change"] != "1 more node":
             assert row["step_s"] <= planned[1].json["predicted"]["step_s"] * (1 + 1e-9)
             assert row["saved_at_most_s"] >= row["saved_s"] - 1e-12
+
+
+def test_a_plan_that_breaks_its_constraints_does_not_count(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However quick it is: an edit may have undone a pin, and the searches keep it."""
+    for file in planned[0].parent.glob("plan.*"):
+        shutil.copy(file, tmp_path)
+    path = tmp_path / "plan.yaml"
+    own_s = planned[1].json["predicted"]["step_s"]
+
+    def fitted(graph: ModelGraph, cluster: Cluster, request: Request, **options: object) -> SearchResult:
+        bundle = read(path)
+        slower = replace(bundle.prediction, step_s=2 * own_s)
+        return SearchResult(bundle.plan, slower, Certificate(1.5 * own_s, 1, 1))
+
+    monkeypatch.setattr("planner.why.fitted", fitted)
+    assert run("why", path, "--json").json["sensitivity"][0]["step_s"] == own_s
+    undone = f"--pin schedule!={read(path).plan.schedule.name}"
+    path.write_text(path.read_text().replace("--pin zero<=1", undone))
+    for row in run("why", path, "--json").json["sensitivity"]:
+        assert row["step_s"] == 2 * own_s and row["saved_s"] <= row["saved_at_most_s"]
+        assert row.get("plan_breaks") == (None if row["change"] == "1 more node" else undone)
+    assert f"the plan itself does not count where it breaks {undone}" in run("why", path).out

@@ -105,6 +105,7 @@ def _proof(result: SearchResult) -> str:
 
 
 def _gains_text(gains: tuple[Gain, ...]) -> str:
+    from planner.constraints import flag_of
     from planner.show import seconds, size
 
     base = gains[0].result
@@ -122,8 +123,12 @@ def _gains_text(gains: tuple[Gain, ...]) -> str:
     refused = [f"{gain.change}: {gain.refusal}" for gain in gains if gain.result is None]
     if len(refused) == len(gains):
         return "\n".join(refused)
-    note = "saved: by the best plan found, of the step as it is; at most: what is not ruled out by the bound"
-    return "\n".join([*_columns(rows), *refused, note])
+    notes = ["saved: by the best plan found, of the step as it is; at most: what is not ruled out by the bound"]
+    broken = next((gain.broken for gain in gains if gain.broken is not None), None)
+    if broken is not None:
+        limit = f"{flag_of(broken)} {broken}, a constraint of its certificate"
+        notes.append(f"the plan itself does not count where it breaks {limit}")
+    return "\n".join([*_columns(rows), *refused, *notes])
 
 
 def _plan_json(plan: Plan, prediction: Prediction) -> dict[str, Any]:
@@ -172,6 +177,8 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
 
 
 def _gains_json(gains: tuple[Gain, ...]) -> dict[str, Any]:
+    from planner.constraints import flag_of
+
     base = gains[0].result
     rows = []
     for gain in gains:
@@ -184,5 +191,7 @@ def _gains_json(gains: tuple[Gain, ...]) -> dict[str, Any]:
             if base is not None:
                 row["saved_s"] = base.prediction.step_s - result.prediction.step_s
                 row["saved_at_most_s"] = base.prediction.step_s - result.lower_bound_s
+        if gain.broken is not None:
+            row["plan_breaks"] = f"{flag_of(gain.broken)} {gain.broken}"
         rows.append(row)
     return {"sensitivity": rows}
