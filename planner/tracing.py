@@ -83,8 +83,7 @@ class Tracer:
             answer: ModelGraph | Exception = pickle.load(self._process.stdout)
             self._process.kill()  # To take Python and torch down would keep a core busy for half a second.
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            wrong = f"the process that traces it ended with exit code {self._process.wait()}"
-            raise ModelError(wanted.model, wrong, "it must not end Python, and fit in memory without its weights") from error
+            raise ModelError(wanted.model, *_ending(self._process.wait())) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -93,6 +92,20 @@ class Tracer:
         """End the process."""
         with self._process:
             self._process.kill()
+
+
+def _ending(code: int) -> tuple[str, str]:
+    """How the process ended, by its exit code (negative: the signal), and what would be right."""
+    if code >= 0:
+        return f"the process that traces it ended with exit code {code}", "it must not end Python"
+    try:
+        name = f"{-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        name = str(-code)
+    if -code == signal.SIGKILL:
+        return f"the process that traces it was ended by signal {name}", "it must fit in memory without its weights"
+    return (f"torch crashed while tracing it, by signal {name}",
+            "find the operation that does it: trace parts of forward alone")
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

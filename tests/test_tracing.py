@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from planner.tracing import Tracer, Wanted, trace_here
 
 FILE = """
 import os
+import signal
 import torch
 from torch import nn
 
@@ -38,6 +40,10 @@ def net():
 
 def ends():
     os._exit(7)
+
+
+def killed(name):
+    os.kill(os.getpid(), getattr(signal, name))
 
 
 def interrupts():
@@ -85,6 +91,17 @@ def test_errors_are_the_same(tracer: Tracer, wanted: Callable[[str], Wanted]) ->
 def test_a_process_that_ends_is_an_error_of_the_model(tracer: Tracer, wanted: Callable[[str], Wanted]) -> None:
     with pytest.raises(ModelError, match="the process that traces it ended with exit code 7"):
         tracer(wanted("ends"))
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("SIGKILL", r"the process that traces it was ended by signal 9 \(SIGKILL\); it must fit in memory without its weights"),
+    ("SIGSEGV", r"torch crashed while tracing it, by signal 11 \(SIGSEGV\); find the operation that does it"),
+])
+def test_a_process_that_a_signal_ends_is_told_by_its_signal(
+    tracer: Tracer, wanted: Callable[[str], Wanted], name: str, said: str
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        tracer(replace(wanted("killed"), settings={"name": name}))
 
 
 def test_every_kind_of_error_travels() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 from planner.ir.errors import ModelError
 from planner.trace.lines import is_users, source_of
@@ -19,6 +20,7 @@ REPLACED = ("keep what a pass computes in a local variable; what one leaves to t
             "differs between micro-batches and plans")
 NORMED = ("each micro-batch would change the rows that it has: leave max_norm out, or scale what is looked up, "
           "x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)")
+UNCHANGED = "a step's micro-batches would see other values: compute from it without changing it"
 POWERED = ("its power iteration goes on in every forward pass, and how many a step has the plan says: remove it, or use "
            "torch.nn.utils.parametrizations.weight_norm")
 
@@ -58,6 +60,23 @@ def traces_of_changes(program: ExportedProgram) -> dict[str, str]:
     return traces
 
 
+def refuse_changed_constants(program: ExportedProgram, where: str) -> None:
+    """Raise ModelError, naming the line, where the program changes a constant in place: what ``.data`` made of a parameter or
+    an activation, or a tensor that is no buffer. torch works such a change out while it makes a graph functional, on a tensor
+    without memory."""
+    constants = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
+    for module in program.graph_module.modules():  # the graph itself, then its regions, whose inputs have the graph's names
+        shared: set[fx.Node] = set()
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.op == "placeholder" and node.name in constants:
+                shared.add(node)
+            elif isinstance(node.target, torch._ops.OpOverload) and node.args and node.args[0] in shared:
+                if node.target._schema.is_mutable:
+                    raise ModelError(_line(node) or where, "forward changes the data of a tensor in place", UNCHANGED)
+                if node.target._schema.arguments[0].alias_info is not None:
+                    shared.add(node)
+
+
 def refuse_mutation(program: ExportedProgram, where: str, traces: Mapping[str, str]) -> None:
     """Raise ModelError, naming the line, where the program changes a parameter, a buffer or its input in place."""
     nodes = {node.name: node for node in program.graph.nodes}
@@ -73,7 +92,7 @@ def refuse_mutation(program: ExportedProgram, where: str, traces: Mapping[str, s
         elif "SpectralNorm" in _kind(node) or f"model.{target[:-2]}_orig" in program.graph_signature.parameters:
             what, right = f"{what} (spectral_norm)", POWERED
         elif spec.kind.name == "PARAMETER_MUTATION":
-            right = "a step's micro-batches would see other values: compute from it without changing it"
+            right = UNCHANGED
         raise ModelError(_line(node) or _place(trace) or where, f"forward changes {what} in place", right)
 
 

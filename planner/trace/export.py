@@ -34,7 +34,7 @@ from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
-from planner.trace.changes import refuse_assignments, traces_of_changes
+from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
@@ -167,6 +167,7 @@ def _program(
             if (repeats.firsts or hidden.members) and not draw_out(program, hidden):
                 return _Way.EACH, repeats, changes
             if _changes(program):
+                refuse_changed_constants(program, source.where)
                 changes = traces_of_changes(program)
                 program.graph_module.recompile()
                 program = program.run_decompositions({})

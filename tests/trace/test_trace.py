@@ -383,6 +383,11 @@ def make():
      r"user_model\.py:\d+: forward replaces buffer n.running_mean; keep what a pass computes in a local .* statistics"),
     ("self.n.running_mean = self.n.running_mean.double()", "forward replaces buffer n.running_mean; keep what a pass computes"),
     ("x = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)", "statistics over the batch"),
+    ("self.e.weight.data.clamp_(-1, 1)", "forward changes the data of a tensor in place; a step's micro-batches would"),
+    ("self.e.weight.data[0].zero_()", "changes the data of a tensor in place"),
+    ("with torch.no_grad():\n            self.n.running_mean.data.mul_(2)", "changes the data of a tensor in place"),
+    ("x.data.clamp_(-1, 1)", "changes the data of a tensor in place"),
+    ("self.places.add_(1)", "changes the data of a tensor in place"),
     ("x = x + torch.rand_like(x)", "rand_like draws random numbers in forward; only dropout may: its masks are drawn again"),
     ("x = x * (1 / x.shape[0])", "computed from the number of samples"),
     ("x = x / x.shape[0] ** 0.5", "computed from the number of samples"),
@@ -401,6 +406,7 @@ class M(nn.Module):
         self.e, self.n = nn.Embedding(48, 16), nn.BatchNorm1d(16)
         self.s = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
         self.t = nn.utils.spectral_norm(nn.Linear(16, 16))
+        self.places = torch.ones(16)
     def forward(self, input_ids):
         x = self.e(input_ids)
         {forward}
