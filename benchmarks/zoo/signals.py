@@ -81,6 +81,20 @@ class StateSpace(nn.Module):
         return x + F.glu(self.out(F.gelu(mixed + self.direct[:, None] * u).transpose(1, 2)), dim=-1)
 
 
+class Spectrum(nn.Module):
+    """Low frequencies mixed and all others cut, beside a product with each step (Li et al. 2021, a Fourier neural operator)."""
+
+    def __init__(self, width: int, modes: int = 5) -> None:
+        super().__init__()
+        self.weight, self.beside = nn.Parameter(torch.randn(modes, width, width, 2) / width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, mixed = torch.fft.rfft(x, dim=1), torch.view_as_complex(self.weight)
+        kept = torch.zeros_like(low)
+        kept[:, : len(mixed)] = torch.einsum("btx,txo->bto", low[:, : len(mixed)], mixed)
+        return F.gelu(torch.fft.irfft(kept, n=x.shape[1], dim=1) + self.beside(x))
+
+
 class Retention(nn.Module):
     """Attention without a softmax that decays with distance (Sun et al. 2023)."""
 
@@ -324,7 +338,8 @@ class Banded(nn.Module):
 BLOCKS = {
     "adapted": Adapted, "banded": Banded, "codes": Codes, "conformer": Conformer, "dynamics": Dynamics,
     "linear_attention": LinearAttention, "messages": Messages, "recalled": Recalled, "recurrent": Recurrent,
-    "rendered": Rendered, "retention": Retention, "routed": Routed, "state_space": StateSpace,
+    "rendered": Rendered, "retention": Retention, "routed": Routed, "spectrum": Spectrum,
+    "state_space": StateSpace,
 }
 WHOLE = {"crossed": Crossed, "latents": Latents, "patches": Patches}
 NAMES = (*BLOCKS, *WHOLE, "windows")

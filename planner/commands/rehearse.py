@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.ledger import RankLedger
 
 _AGAIN = "emit it again with `shardwright emit`"
+_FAILS = f"where it was changed since, {_AGAIN}; as it was emitted, report it"
 _SIDES = ("plan.yaml", "plan.graph.json", "plan.cluster.yaml", "train.py", "runtime/rehearsal.py")
 
 
@@ -124,7 +125,7 @@ def run(program: Path, ranks: Sequence[int], capacity: int | None) -> tuple[Rank
     found: dict[int, RankLedger] = {}
     for process, (out, problem) in zip(processes, answers, strict=True):
         if process.returncode:
-            raise Disagreement(str(program), f"its step fails: {_cause(problem) or process.returncode}", _AGAIN)
+            raise Disagreement(str(program), f"its step fails: {_cause(problem) or process.returncode}", _FAILS)
         for item in _answer(program, out):
             found[item["rank"]] = _ledger(item, on_accelerator=capacity is not None)
     return tuple(found[rank] for rank in ranks)
@@ -135,7 +136,7 @@ def _answer(program: Path, out: str) -> list[dict[str, Any]]:
     try:
         return list(json.loads(out.splitlines()[-1])["ranks"])
     except (IndexError, ValueError, KeyError, TypeError):
-        raise Disagreement(str(program), "its step fails: it ends Python before the step is over", _AGAIN) from None
+        raise Disagreement(str(program), "its step fails: it ends Python before the step is over", _FAILS) from None
 
 
 def _cause(problem: str) -> str:

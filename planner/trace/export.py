@@ -40,6 +40,7 @@ from planner.trace.examples import NORMAL, example_inputs, examples, likenesses,
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.loops import RefuseSampleLoops
+from planner.trace.patches import PATCHES
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 from planner.trace.source import ModelSource
 
@@ -170,7 +171,7 @@ def _program(
                 refuse_changed_constants(program, source.where)
                 changes = traces_of_changes(program)
                 program.graph_module.recompile()
-                program = program.run_decompositions({})
+                program = program.run_decompositions(PATCHES)
             return program, repeats, changes
         except ShardwrightError:
             raise

@@ -167,6 +167,9 @@ FIELDS = [
     ("diffusion:unet", "fp32", SPLIT),
     ("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("rendered", "fp32", SPLIT), ("windows", "fp32", SPLIT),
+    # What is written into a part of a spectrum.
+    ("spectrum", "fp32", Row(tensor=2, accumulation=2, microbatch=2)), ("spectrum", "fp32", SPLIT),
+    ("spectrum", "fp32", Row(data=2, zero=3, recompute="selective", accumulation=2, microbatch=2)),
     # A stream in float32 between blocks in half precision.
     ("recent:wide_stream", "bf16", SPLIT),
     # Blocks that end in a norm: a weight part meets the hooks of their outputs, and gradients wait in half precision.

@@ -63,6 +63,7 @@ def test_a_step_that_fails_is_one_line(copied: Path) -> None:
     (copied / "model.py").write_text((copied / "model.py").read_text().replace("F.layer_norm(", "F.no_such_norm(", 1))
     outcome = run("rehearse", copied)
     assert outcome.code == 1 and "its step fails: AttributeError" in outcome.error
+    assert "where it was changed since, emit it again" in outcome.error
 
 
 def test_a_program_that_ends_as_if_it_had_succeeded_is_one_line(copied: Path) -> None:

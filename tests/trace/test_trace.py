@@ -466,6 +466,23 @@ def test_assignments_to_parts(model_file: Callable[[str], str], line: str) -> No
     assert not {"copy", "fill", "zero"} & {node.base for body in graph.bodies for node in body.nodes}
 
 
+@pytest.mark.parametrize("line", [
+    "kept[:, :3] = y[:, :3] * weight", "kept[:, ::2] = y[:, 1::2].conj()", "kept[..., -1] = y[..., 0]", "kept[:, 2, 1:4] = 2j",
+    "kept = y * weight; kept.real[:, 0] = y.imag[:, 1]", "kept = (y * 1).conj(); kept[:, 1:3] *= weight",
+    "kept = y * 1; kept.diagonal(0, 1, 2).mul_(2)",
+    "kept = y * 1; kept[:, torch.tensor([0, 2])] = y[:, torch.tensor([1, 3])]",
+])
+def test_assignments_to_parts_of_a_spectrum(model_file: Callable[[str], str], line: str) -> None:
+    """torch differentiates no ``slice_scatter`` of complex numbers (a Fourier neural operator keeps some frequencies so)."""
+    made = f"""y, weight = torch.fft.rfft(zz), torch.view_as_complex(self.b.weight[:2, :18].reshape(2, 9, 2))[:1]
+        kept = torch.zeros_like(y)
+        {line}
+        return torch.fft.irfft(kept) + zz"""
+    source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", made).replace("(16, 24)", "(18, 24)")
+    _, error = both(load_model(model_file(source), {}, None))
+    assert error < 1e-12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "seq"), [
     ("gpt", {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 50257}, 2048),
