@@ -118,6 +118,8 @@ class Recorder(TorchDispatchMode):
         before: set[int],
     ) -> None:
         name = _overload_base(func)
+        if name == "set_":  # gives a tensor another's storage, in which nothing is written
+            return
         if func._schema.is_mutable and args and isinstance(args[0], Tensor):
             self._record_write(name.removesuffix("_"), args, kwargs)
             return

@@ -70,6 +70,7 @@ class M(nn.Module):
         with torch.no_grad():
             self.copied.copy_(torch.full((4, 6), 3.0))
         self.table = nn.Parameter(torch.arange(6.0) ** 2)
+        self.updated = nn.utils.parametrize.register_parametrization(nn.Linear(8, 8), "weight", nn.Tanh())
 
 def make():
     return M()
@@ -84,6 +85,7 @@ def test_many_kinds(model_file: Callable[[str], str]) -> None:
     assert kinds["truncated"] == ("trunc_normal",)
     assert kinds["padded.weight"] == ("normal", "zero_row")
     assert kinds["table"] == ("value",)
+    assert kinds["updated.parametrizations.weight.original"] == ("uniform",)
 
 
 def test_memory_that_is_used_again_has_no_history(model_file: Callable[[str], str]) -> None:
