@@ -56,7 +56,7 @@ def resized(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
 
 
 def sizes_up_to(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """(nodes, devices of a node), fewest devices first: a part of one node, then whole nodes."""
+    """(nodes, devices of a node), fewest devices first: every part of one node, then whole nodes."""
     per_node = cluster.devices_per_node
-    yield from ((1, count) for count in range(1, per_node) if per_node % count == 0)
+    yield from ((1, count) for count in range(1, per_node))
     yield from ((nodes, per_node) for nodes in range(1, cluster.nodes + 1))

@@ -15,7 +15,7 @@ from planner.evaluate import replayed
 from planner.ir.plan import Prediction
 from planner.search.refusal import MemoryTooSmall
 from tests.cli.contract import check_contract
-from tests.commands import SMALL, run
+from tests.commands import SMALL, run, small
 
 PLAN = ("plan", *SMALL, "--batch", 16, "--gap", 0.05, "--time-limit", 4, "--json")
 ON = ("--cluster", "local-cpu:1x4")
@@ -157,6 +157,17 @@ def test_fewer_devices_are_found_where_more_are_slower(tmp_path: Path) -> None:
     assert pinned.code == 0 and pinned.json["cluster"]["devices"] in (2, 4), "two divides the devices of a part"
     refused = run(*on, "local-cpu:5x1", "--pin", "data=7", *target)
     assert refused.code == 2 and "7 does not divide the 5 devices" in refused.error
+
+
+@pytest.mark.slow
+def test_every_part_of_a_node_is_looked_at(tmp_path: Path) -> None:
+    """Two of three devices are no divisor, and quicker than one and than three, which part no batch of sixteen."""
+    pins = ("--pin", "pipeline=1", "--pin", "tensor=1", "--pin", "zero=0", "-o", tmp_path / "plan.yaml")
+    job = ("plan", *small(hidden=256), "--batch", 16, "--json", *pins, "--cluster")
+    limit_s = run(*job, "local-cpu:1x2").json["predicted"]["step_s"] * 1.001
+    found = run(*job, "local-cpu:1x3", "--objective", "devices", "--max-step-s", limit_s)
+    assert found.code == 0, found.err
+    assert found.json["objective"]["devices"] == found.json["objective"]["devices_lower_bound"] == 2
 
 
 @pytest.mark.slow

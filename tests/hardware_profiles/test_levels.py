@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml, resolve_cluster
-from planner.clusters import resized
+from planner.clusters import resize_of, resized, sizes_up_to
 
 NEW = """
     technology: InfiniBand NDR
@@ -116,3 +116,18 @@ def test_levels_that_do_not_lie_inside_each_other_are_refused(tmp_path: Path, te
     with pytest.raises(ProfileFormatError, match=r"mine\.yaml: ") as caught:
         of(tmp_path, text, size)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("spec", "used", "levels", "hosts"), [
+    ("jean-zay-a100:2", 5, {"boards": 5}, None), ("jean-zay-a100:2", 3, {"node": 3}, None), ("tpu-v5p:2", 3, {"x": 3}, None),
+    ("gb200-nvl72:2", 6, {"node": 6}, 3), ("gb200-nvl72:2", 7, {"node": 7}, 1),
+])
+def test_a_part_of_a_node_has_the_levels_that_it_fills(
+    spec: str, used: int, levels: dict[str, int], hosts: int | None
+) -> None:
+    """Over five of eight devices, on boards of four, some would be joined by a board and some not."""
+    whole = resolve_cluster(spec)
+    assert [size for size in sizes_up_to(whole) if size[1] == used] == [(1, used)]
+    for resize in (resized, resize_of(spec)):
+        part = resize(whole, 1, used)
+        assert ({level.name: level.size for level in part.levels}, part.host_devices) == (levels, hosts)
