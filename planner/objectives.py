@@ -248,7 +248,8 @@ def _rounded_up(value: float) -> str:
 
 def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progress: Progress) -> Outcome:
     """The best plans that differ in mesh, micro-batch, schedule or ZeRO group: each is the best without those before it, and
-    no bound of fewer plans is below one of more. What only looks different (:func:`essence`) is passed over."""
+    no bound of fewer plans is below one of more. What only looks different (:func:`essence`) is passed over. There are no more
+    where the next search proves that it has none; one that ended for want of time does not."""
     if count == 1:
         return found
     others: list[SearchResult] = []
@@ -262,7 +263,9 @@ def _top(count: int, found: Outcome, graph: ModelGraph, request: Request, progre
         progress(f"looking for plan {len(others) + 2} of {count}")
         try:
             last = _at_least(_solve(graph, found.cluster, without, found.result.prices), last.lower_bound_s)
-        except (NoPlanFits, PinError):
+        except (NoPlanFits, PinError) as refusal:
+            if isinstance(refusal, MemoryTooSmall) and not refusal.proven:
+                break
             return _ordered(found, others, {**found.facts, "complete": True})
         if (alike := essence(last.plan, found.cluster)) not in seen:
             others.append(last)

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from planner.evaluate import replayed
+from planner.fitting import fitted
 from planner.ir.plan import Prediction
+from planner.search.least import Least
 from planner.search.refusal import MemoryTooSmall
 from tests.cli.contract import check_contract
 from tests.commands import SMALL, run, small
@@ -64,6 +66,20 @@ def test_what_only_looks_different_is_one_plan(tmp_path: Path) -> None:
     same = [part for pin in pins for part in ("--pin", pin)]
     report = run(*PLAN, *ON, *same, "--top", 3, "-o", tmp_path / "plan.yaml").json
     assert report["objective"]["complete"] and "alternatives" not in report
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_plans_are_complete_only_where_that_is_proven(proven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the second plan finds none: there is none by its sums, or its time was over."""
+    def none_found(*arguments: Any, **named: Any) -> None:
+        result = fitted(*arguments, **named)
+        limit = result.prediction.memory_limit_bytes
+        raise MemoryTooSmall("no plan", "more time", Least(result.plan, result.prediction, limit + proven))
+
+    monkeypatch.setattr("planner.objectives.fitted", none_found)
+    report = run(*PLAN, *ON, "--top", 2, "-o", tmp_path / "plan.yaml").json
+    assert report["objective"]["complete"] == proven and "alternatives" not in report
+    assert ("others_lower_bound_s" in report["objective"]) != proven
 
 
 @pytest.mark.slow

@@ -43,6 +43,11 @@ class MemoryTooSmall(NoPlanFits):
         super().__init__("memory", wrong, right)
         self.least, self.prices = least, prices
 
+    @property
+    def proven(self) -> bool:
+        """Whether no plan fits by its sums; else the time was over before that was known."""
+        return self.least.bound_bytes > self.least.prediction.memory_limit_bytes
+
 
 def unplaceable(candidates: Sequence[Candidate], graph: ModelGraph, constraints: Constraints) -> ShardwrightError:
     """What to raise where no candidate can be placed at all: tensor=1 always can, so constraints exclude it. Those on ZeRO are
