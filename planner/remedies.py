@@ -32,7 +32,17 @@ ENOUGH_S = 6.0
 LARGER_BATCHES = (2, 4, 8)
 MOST_NODES = 64
 """So many times the cluster's nodes are tried at most."""
+KINDS = ("constraint", "batch", "nodes", "memory")
+"""Of changes, the cheapest first."""
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """Changes of a kind, in words, of which the time was too short to tell whether a plan fits."""
+
+    kind: str
+    words: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Explanation:
     """Why nothing fits. ``limit_bytes``: of one device; ``needed_bytes``: of the plan that needs the least;
     ``proven_bytes``: no plan needs less; ``conflict``: constraints that leave no plan on this cluster, none of which can be
     left out (empty: no plan fits even without any); ``smallest``: whether it is proven that no smaller set conflicts;
-    ``remedies``: cheapest first; ``undecided``: changes that the time was too short to tell of."""
+    ``remedies``: cheapest first; ``undecided``: changes that the time was too short to tell of, with their kinds."""
 
     shortage: str
     limit_bytes: int
@@ -67,18 +77,21 @@ class Explanation:
     conflict: tuple[str, ...]
     smallest: bool
     remedies: tuple[Remedy, ...]
-    undecided: tuple[str, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
 
     @property
     def advice(self) -> str:
         """What would help, in a line."""
         proof = "" if self.smallest else " (fewer of them may)"
         head = f"these conflict with it{proof}: {' and '.join(self.conflict)}; " if self.conflict else ""
-        tail = f"; not found in the time given: {' or '.join(self.undecided)}" if self.undecided else ""
+        untold = " or ".join(change.words for change in self.undecided)
+        tail = f"; not found in the time given: {untold}" if untold else ""
         if not self.remedies:
             return f"{head}no single change that was tried makes a plan fit; try a smaller model, sequence or precision{tail}"
-        others = f"; or {' or '.join(str(remedy) for remedy in self.remedies[1:])}" if self.remedies[1:] else ""
-        return f"{head}cheapest change that fits: {self.remedies[0]}{others}{tail}"
+        first, *rest = self.remedies
+        others = f"; or {' or '.join(str(remedy) for remedy in rest)}" if rest else ""
+        known = all(KINDS.index(change.kind) > KINDS.index(first.kind) for change in self.undecided)
+        return f"{head}{'cheapest' if known else 'a'} change that fits: {first}{others}{tail}"
 
 
 @dataclass(frozen=True)
@@ -125,12 +138,11 @@ def explain(
     job = _Job(graph, cluster, request, resize, refusal.prices)
     conflict, smallest = _conflict(job, _share(deadline, 4))
     changes: list[_Change] = []
-    undecided: list[str] = []
-    kinds = ((_without, "a constraint less", 3), (_batch, "a larger batch", 3), (_nodes, "more nodes", 2))
-    for find, name, parts in kinds:
-        found, known = find(job, conflict, _share(deadline, parts))
+    undecided: list[Undecided] = []
+    for find, parts in ((_without, 3), (_batch, 3), (_nodes, 2)):
+        found, untold = find(job, conflict, _share(deadline, parts))
         changes += found
-        undecided += [] if known else [name]
+        undecided += untold
     changes += _memory(job, refusal)
     last = len(changes)
     for at, change in enumerate(changes):
@@ -138,8 +150,7 @@ def explain(
         trial = searched(change.trial, graph, change.cluster, change.request, until, refusal.prices)
         changes[at] = replace(change, trial=trial)
     remedies = [change.remedy() for change in changes]
-    order = ("constraint", "batch", "nodes", "memory")
-    remedies.sort(key=lambda remedy: (order.index(remedy.kind), remedy.prediction.step_s))
+    remedies.sort(key=lambda remedy: (KINDS.index(remedy.kind), remedy.prediction.step_s))
     return Explanation(
         shortage(least), request.limited(cluster).chip.memory_bytes, least.peak_bytes, least.bound_bytes,
         tuple(f"{flag_of(c)} {str(c)!r}" for c in conflict), smallest, tuple(remedies), tuple(undecided),
@@ -152,21 +163,22 @@ def _share(deadline: float, parts: int) -> float:
     return now + max(0.0, deadline - now) / parts
 
 
-_Found = tuple[list[_Change], bool]
-"""Changes that fit, and whether it is known by the sums that no other of the kind does (or that one is found)."""
+_Found = tuple[list[_Change], list[Undecided]]
+"""Changes that fit, and those that the time was too short to tell of: of the others it is known by the sums that none does."""
 
 
 def _without(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     """Each constraint of the conflict left out by itself (without any other the conflict stays)."""
-    found, known = [], True
+    found, untold = list[_Change](), list[Undecided]()
     for at, limit in enumerate(conflict):
         changed = replace(job.request, constraints=job.request.constraints.without(limit))
         trial = job.tried(job.cluster, changed, _share(deadline, len(conflict) - at))
-        known = known and (trial.fits or trial.excluded)
+        flags = f"{flag_of(limit)} {str(limit)!r}"
         if trial.fits:
-            flags = f"{flag_of(limit)} {str(limit)!r}"
             found.append(_Change("constraint", flags, job.cluster, changed, trial, _taken(limit)))
-    return found, known or bool(found)
+        elif not trial.excluded:
+            untold.append(Undecided("constraint", f"without {flags}"))
+    return found, untold
 
 
 def _taken(limit: Limit) -> Callable[[Plan], str]:
@@ -178,16 +190,17 @@ def _taken(limit: Limit) -> Callable[[Plan], str]:
 
 def _batch(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
     """A batch that the devices divide, or a larger one: more ways to part it, and micro-batches enough for a pipeline."""
-    batch, known = job.request.batch, True
+    batch, untold = job.request.batch, list[Undecided]()
     larger = sorted({lcm(batch, job.cluster.devices), *(factor * batch for factor in LARGER_BATCHES)} - {batch})
     larger = [size for size in larger if size <= LARGER_BATCHES[-1] * batch]
     for at, size in enumerate(larger):
         changed = replace(job.request, batch=size)
         trial = job.tried(job.cluster, changed, _share(deadline, len(larger) - at))
         if trial.fits:
-            return [_Change("batch", f"--batch {size}", job.cluster, changed, trial)], True
-        known = known and trial.excluded
-    return [], known
+            return [_Change("batch", f"--batch {size}", job.cluster, changed, trial)], untold
+        if not trial.excluded:
+            untold.append(Undecided("batch", f"with --batch {size}"))
+    return [], untold
 
 
 def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
@@ -211,7 +224,7 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
         try:
             larger = job.resize(cluster, count, cluster.devices_per_node)
         except ProfileError:
-            return [], True
+            return [], []
         trial = job.tried(larger, request, _share(deadline, 3))
         if trial.fits:
             fits = count, larger, trial
@@ -219,12 +232,13 @@ def _nodes(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
             below, proven, reach = count, trial.excluded, 2 * count - cluster.nodes
             known = known and proven
     if fits is None:
-        return [], known
+        return [], [] if known else [Undecided("nodes", "with more nodes")]
     count, larger, trial = fits
-    fewest = "; fewer may do"
-    if proven and known:
-        fewest = f"; {below} {'is' if below == 1 else 'are'} too few{'' if below <= hopeless else ' by the sums of memory'}"
-    return [_Change("nodes", f"{count} nodes", larger, request, trial, lambda plan: fewest)], True
+    change = _Change("nodes", f"{count} nodes", larger, request, trial)
+    if not (proven and known):
+        return [change], [Undecided("nodes", f"with fewer than {count} nodes")]
+    fewest = f"; {below} {'is' if below == 1 else 'are'} too few{'' if below <= hopeless else ' by the sums of memory'}"
+    return [replace(change, note=lambda plan: fewest)], []
 
 
 def _next_mesh(job: _Job, first: int, last: int) -> int | None:

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hardware_profiles import resolve_cluster
+from hardware_profiles import Cluster, resolve_cluster
+from planner.constraints_text import parse_pins
+from planner.fitting import fitted
+from planner.ir.graph import ModelGraph
+from planner.remedies import explain
 from planner.search import Request
+from planner.search.refusal import MemoryTooSmall
 from planner.trace import load_model, trace_model
-from planner.trials import fewest_nodes
+from planner.trials import Trial, fewest_nodes
 from tests.commands import SMALL, run, small
 
 PINS = ("pipeline=2", "data=2", "zero=0", "microbatch=4")
@@ -48,8 +53,8 @@ def test_the_named_change_makes_a_plan_fit(tmp_path: Path) -> None:
     assert refused.code == 3
     proof = "proven: by their sums none needs less; of the thriftiest none fits as replayed"
     assert f", {short} bytes too few ({proof})" in refused.error
-    conflict = re.findall(r"--pin '([^']+)'", refused.error.split("these conflict with it")[1].split("; cheapest")[0])
-    named = re.search(r"cheapest change that fits: without --pin '([^']+)'", refused.error)
+    conflict = re.findall(r"--pin '([^']+)'", refused.error.split("these conflict with it")[1].split(" change that fits")[0])
+    named = re.search(r"(?:cheapest|a) change that fits: without --pin '([^']+)'", refused.error)
     assert named is not None, refused.error
     assert named[1] in conflict
     # The remedy works, and so it must be one of what conflicts; the conflict alone leaves nothing.
@@ -102,6 +107,36 @@ def test_tensor_ranks_on_several_nodes_are_a_remedy(tmp_path: Path) -> None:
     named = re.search(r"with (\d+) nodes", refused.error)
     assert named is not None, refused.error
     assert run(*arguments, "--cluster", f"{cluster}:{named[1]}x1").code == 0
+
+
+@pytest.mark.parametrize(("late", "words", "claim"), [
+    ("zero", "without --pin 'zero=0'", "; a change that fits: "), ("batch", "with --batch 16", "; cheapest change that fits: "),
+    ("", "", "; cheapest change that fits: "),
+])
+def test_what_there_was_no_time_to_try_is_named(
+    late: str, words: str, claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a remedy of its kind; that is the cheapest only where none as cheap was left untried."""
+    graph = trace_model(load_model(SMALL[0], {"layers": 2, "hidden": 64, "vocab": 64}, 32), sequence=32, dtype="float32")
+    whole = resolve_cluster("local-cpu:1x2")
+    cluster = replace(whole, chip=replace(whole.chip, memory_bytes=whole.chip.reserve_bytes + 2**16))
+    request = Request(8, 32, "fp32", parse_pins(["zero=0", "recompute=none"]), time_limit_s=1.0)
+    with pytest.raises(MemoryTooSmall) as refused:
+        fitted(graph, cluster, request)
+    least = refused.value.least
+
+    def tried(graph: ModelGraph, cluster: Cluster, request: Request, *rest: object) -> Trial:
+        left = {condition.name for condition in request.constraints.conditions}
+        if left == {"zero"}:
+            return Trial((least.plan, least.prediction))
+        untold = left == {"recompute"} if late == "zero" else late == "batch" and request.batch == 16
+        return Trial(excluded="recompute" in left and not untold)
+
+    monkeypatch.setattr("planner.remedies.try_change", tried)
+    monkeypatch.setattr("planner.remedies.searched", lambda trial, *rest: trial)
+    advice = explain(refused.value, graph, cluster, request, lambda text: None).advice
+    assert f"{claim}without --pin 'recompute=none' (" in advice
+    assert advice.partition("; not found in the time given: ")[2] == words
 
 
 def test_fewer_devices_than_hold_the_state_once_are_too_few() -> None:
