@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,13 @@ LEAVES_AFTER_S = 30.0
 
 MOST_STEPS = 10**9
 """Beyond it a number is a slip of the keyboard, and with hundreds of digits no float: rates are computed with it."""
+LEAST_STEPS = {"steps": 1, "checkpoint_every": 0, "warmup": 0, "decay_steps": 0}
+"""Options that are numbers of steps, and the least of each."""
+AMOUNTS = ("learning_rate", "weight_decay", "clip")
+_KINDS: Mapping[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"), float: (int | float, "a number"), bool: (bool, "True or False"),
+}
+"""What an option of a type may be by default, and in words; the others are paths."""
 FILES = ("metrics", "export_start", "dump_gradients")
 """Options that name a file which rank 0 writes."""
 PROGRAM = Path(__file__).parent.parent
@@ -120,17 +127,31 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     add("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     add("--compile", action="store_true", help="compile every block")
     add("--dump-gradients", type=Path, help="write the whole gradients of this run's first step to this file")
+    for name, value in defaults.items():
+        _check_kind(name, value)
     parser.set_defaults(**defaults)
     options = Options(**vars(parser.parse_args(arguments)))
-    for name, least in (("steps", 1), ("checkpoint_every", 0), ("warmup", 0), ("decay_steps", 0)):
-        if not least <= getattr(options, name) <= MOST_STEPS:
-            right = f"a number of steps from {least} to {MOST_STEPS:,}"
-            raise ProgramError(f"--{name.replace('_', '-')}", str(getattr(options, name)), right)
-    for name in ("learning_rate", "weight_decay", "clip"):
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ProgramError(f"--{name.replace('_', '-')}", str(value), "0 or more")
+    for name, value in vars(options).items():
+        _check_range(_flag(name), name, value)
     return options
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise ProgramError where an entry of DEFAULTS is no option's, or of another kind than the option's values."""
+    where, kinds = f'train.py: DEFAULTS["{name}"]', get_type_hints(Options)
+    if name not in kinds:
+        raise ProgramError(where, "is no option", f"one of {', '.join(kinds)}")
+    taken, right = _KINDS.get(kinds[name], (str | Path | None, "a path"))
+    if isinstance(value, bool) != (kinds[name] is bool) or not isinstance(value, taken):
+        raise ProgramError(where, f"is {value!r}", right)
+    _check_range(where, name, value)
+
+
+def _check_range(where: str, name: str, value: Any) -> None:
+    if name in LEAST_STEPS and not LEAST_STEPS[name] <= value <= MOST_STEPS:
+        raise ProgramError(where, str(value), f"a number of steps from {LEAST_STEPS[name]} to {MOST_STEPS:,}")
+    if name in AMOUNTS and not (math.isfinite(value) and value >= 0):
+        raise ProgramError(where, str(value), "0 or more")
 
 
 def check_outputs(options: Options) -> None:

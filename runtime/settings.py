@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,8 @@ class Settings:
     """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
     block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
     backward pass; ``shared``: the blocks that each tied parameter is part of; ``sequence``: tokens of a sample, where those
-    of ``inputs`` are as many (None: they are others); ``made_for``: what of all this ``model.py`` was emitted for."""
+    of ``inputs`` are as many (None: they are others); ``made_for``: what of all this ``model.py`` was emitted for;
+    ``betas``, ``epsilon``: AdamW's."""
 
     precision: str
     mesh: Mapping[str, int]
@@ -44,17 +46,21 @@ class Settings:
     recomputes: Sequence[str]
     shared: Mapping[str, Collection[int]]
     made_for: MadeFor
+    betas: Sequence[float]
+    epsilon: float
     sequence: int | None = None
     inputs: Sequence[BatchInput] = ()
 
 
 def check_settings(settings: Settings) -> None:
     """Raise ProgramError, naming the variable, for the first contradiction. Every rank finds the same."""
-    if settings.precision not in MASTER_DTYPE:
+    if settings.precision not in tuple(MASTER_DTYPE):
         raise ProgramError(f"{FILE}: PRECISION", f"{settings.precision!r} is unknown", f"one of {', '.join(MASTER_DTYPE)}")
-    if set(settings.mesh) != AXES or not all(isinstance(degree, int) and degree > 0 for degree in settings.mesh.values()):
-        raise ProgramError(f"{FILE}: MESH", str(dict(settings.mesh)), f"a positive degree of {', '.join(sorted(AXES))}")
+    mesh: object = settings.mesh
+    if not isinstance(mesh, Mapping) or set(mesh) != AXES or not all(type(n) is int and n > 0 for n in mesh.values()):
+        raise ProgramError(f"{FILE}: MESH", f"is {mesh!r}", f"a positive degree of {', '.join(sorted(AXES))}")
     _check_whole(settings)
+    _check_optimizer(settings)
     _check_batch(settings)
     _check_sequence(settings)
     _check_stages(settings)
@@ -74,9 +80,26 @@ def _check_whole(settings: Settings) -> None:
     for name, value in counts.items():
         if type(value) is not int or value < 1:
             raise ProgramError(f"{FILE}: {name}", f"is {value!r}", "a whole number from 1 up")
-    for first, last, _ in settings.stages:
-        if type(first) is not int or type(last) is not int:
-            raise ProgramError(f"{FILE}: STAGES", f"({first!r}, {last!r}) are no numbers of blocks", "whole numbers")
+    for stage in settings.stages:
+        if not _is_stage(stage):
+            right = "(first block, last (exclusive), [ZeRO stage of each])"
+            raise ProgramError(f"{FILE}: STAGES", f"{stage!r} is no stage", right)
+
+
+def _is_stage(stage: object) -> bool:
+    if not (isinstance(stage, (tuple, list)) and len(stage) == 3 and isinstance(stage[2], (tuple, list))):
+        return False
+    return all(type(number) is int for number in (*stage[:2], *stage[2]))
+
+
+def _check_optimizer(settings: Settings) -> None:
+    """A beta of 1 divides by zero in the correction of the moments' start."""
+    betas: object = settings.betas
+    pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if not pair or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in settings.betas):
+        raise ProgramError(f"{FILE}: BETAS", f"is {betas!r}", "two numbers from 0 up and below 1")
+    if type(settings.epsilon) not in (int, float) or not 0 < settings.epsilon < math.inf:
+        raise ProgramError(f"{FILE}: EPSILON", f"is {settings.epsilon!r}", "a positive number")
 
 
 def _check_sequence(settings: Settings) -> None:

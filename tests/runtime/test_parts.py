@@ -191,6 +191,18 @@ def test_wrong_arguments_are_program_errors() -> None:
     assert launch.parse_options([], steps=7).steps == 7
 
 
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("warmup", None, "is None; a whole number"), ("warmup", 1.5, "is 1.5; a whole number"), ("warmup", True, "is True; a"),
+    ("clip", None, "is None; a number"), ("clip", -1, "-1; 0 or more"), ("compile", 1, "is 1; True or False"),
+    ("data", 5, "is 5; a path"), ("warmup_steps", 10, "is no option; one of steps, data, "),
+])
+def test_a_wrong_default_is_named(name: str, value: object, said: str) -> None:
+    with pytest.raises(ProgramError) as refused:
+        launch.parse_options([], **{name: value})
+    assert str(refused.value).startswith(f'train.py: DEFAULTS["{name}"]: {said}')
+    launch.parse_options([], clip=0, compile=True, data="text.tokens", warmup=3)
+
+
 
 
 def test_constants_are_filled_after_the_meta_device() -> None:

@@ -15,7 +15,7 @@ GOOD = Settings(
     precision="bf16", mesh={"pipeline": 2, "data": 2, "tensor": 1}, zero_group=2, total=16, micro=2, accumulation=4,
     schedule="1f1b", virtual=1, stages=[(0, 3, [0, 1, 2]), (3, 5, [3, 3])], recomputes=["", "all", "attention", "", ""],
     shared={"head.weight": (3, 4)}, sequence=32, inputs=[BatchInput("input_ids", (32,), torch.int64, "tokens", 64)],
-    made_for=MadeFor(precision="bf16", tensor=1, cuts=(0, 3)),
+    made_for=MadeFor(precision="bf16", tensor=1, cuts=(0, 3)), betas=(0.9, 0.95), epsilon=1e-8,
 )
 FOUR = [(0, 1, [0]), (1, 2, [0]), (2, 3, [0]), (3, 5, [0] * 2)]
 OF_FOUR = MadeFor(precision="bf16", tensor=1, micro=2, cuts=(0, 1, 2, 3))
@@ -39,9 +39,17 @@ def test_good_settings_pass() -> None:
     ({"total": 16.0}, r"BATCH: is 16.0; a whole number from 1 up"), ({"micro": "2"}, "MICRO: is '2'"),
     ({"accumulation": True}, "ACCUMULATION: is True"), ({"virtual": 1.0}, "VIRTUAL: is 1.0"),
     ({"zero_group": 0}, "ZERO_GROUP: is 0"),
-    ({"stages": [(0, 3.0, [0, 1, 2]), (3, 5, [3, 3])]}, r"STAGES: \(0, 3.0\) are no numbers of blocks"),
+    ({"stages": [(0, 3.0, [0, 1, 2]), (3, 5, [3, 3])]}, r"STAGES: \(0, 3.0, \[0, 1, 2\]\) is no stage; \(first block, last"),
+    ({"stages": [(0, 5, 2)]}, r"STAGES: \(0, 5, 2\) is no stage"), ({"stages": [(0, 5)]}, r"STAGES: \(0, 5\) is no stage"),
+    ({"stages": [(0, 3, [0, None, 2]), (3, 5, [3, 3])]}, "STAGES: .* is no stage"),
+    ({"mesh": {"pipeline": 2, "data": 2, "tensor": True}}, "MESH: is {.*True}; a positive degree of"),
+    ({"mesh": 4}, "MESH: is 4; a positive degree of"), ({"precision": ["bf16"]}, r"PRECISION: \['bf16'\] is unknown"),
+    ({"betas": (0.9, 1.0)}, r"BETAS: is \(0.9, 1.0\); two numbers from 0 up and below 1"), ({"betas": (1.5, 0.9)}, "BETAS: is"),
+    ({"betas": (0.9, None)}, "BETAS: is"), ({"betas": 0.9}, "BETAS: is 0.9"), ({"betas": (0.9, float("nan"))}, "BETAS: is"),
+    ({"epsilon": -1.0}, "EPSILON: is -1.0; a positive number"), ({"epsilon": 0}, "EPSILON: is 0"),
+    ({"epsilon": float("inf")}, "EPSILON: is inf"), ({"epsilon": None}, "EPSILON: is None"),
     ({"sequence": 64}, r"SEQUENCE: is 64, and model.py takes input_ids of shape \(32,\); put it back"),
-    ({"precision": "fp32"}, "PRECISION: is 'fp32', and model.py is made for 'bf16'; put it back, or change plan.yaml and emit"),
+    ({"precision": "fp32"}, "PRECISION: is 'fp32', and model.py is made for 'bf16'; put it back, or change"),
     ({"mesh": {"pipeline": 2, "data": 1, "tensor": 2}, "zero_group": 1, "total": 8}, "MESH: tensor is 2, and model.py is made"),
     ({"stages": [(0, 2, [0, 1]), (2, 5, [3] * 3)]}, r"STAGES: begin at blocks \(0, 2\), and model.py is made for \(0, 3\)"),
     ({"made_for": MadeFor(precision="bf16", tensor=1, micro=4, cuts=(0, 3))}, "MICRO: is 2, and model.py is made for 4"),

@@ -63,7 +63,7 @@ def build(device=None):
     check_settings(Settings(
         precision=PRECISION, mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION,
         schedule=SCHEDULE, virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
-        shared=SHARED, made_for=MADE_FOR, sequence=SEQUENCE, inputs=INPUTS,
+        shared=SHARED, made_for=MADE_FOR, betas=BETAS, epsilon=EPSILON, sequence=SEQUENCE, inputs=INPUTS,
     ))
     world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device)
     pipeline = MESH["pipeline"]
