@@ -133,6 +133,8 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     options = Options(**vars(parser.parse_args(arguments)))
     for name, value in vars(options).items():
         _check_range(_flag(name), name, value)
+    if options.checkpoint is None and options.checkpoint_every != parser.get_default("checkpoint_every"):
+        raise ProgramError("--checkpoint-every", "there is no --checkpoint", "give the directory")
     return options
 
 

@@ -191,6 +191,13 @@ def test_wrong_arguments_are_program_errors() -> None:
     assert launch.parse_options([], steps=7).steps == 7
 
 
+def test_steps_between_checkpoints_need_a_place_for_them() -> None:
+    with pytest.raises(ProgramError, match=r"^--checkpoint-every: there is no --checkpoint; give the directory$"):
+        launch.parse_options(["--checkpoint-every", "5"])
+    assert launch.parse_options(["--checkpoint-every", "5", "--checkpoint", "kept"]).checkpoint_every == 5
+    assert launch.parse_options([], checkpoint_every=5).checkpoint is None
+
+
 @pytest.mark.parametrize(("name", "value", "said"), [
     ("warmup", None, "is None; a whole number"), ("warmup", 1.5, "is 1.5; a whole number"), ("warmup", True, "is True; a"),
     ("clip", None, "is None; a number"), ("clip", -1, "-1; 0 or more"), ("compile", 1, "is 1; True or False"),
