@@ -196,6 +196,8 @@ def make_job(
 ) -> Job:
     """Combine a model or JOB.yaml with flags, which override it. Raises JobError or PinError."""
     given, goal = parse_settings(settings), goal or Goal()
+    if not model:
+        raise JobError("MODEL", "is empty", "write path/file.py:callable, hf:PATH or a JOB.yaml")
     if not gap >= 0:
         raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
     if time_limit_s is not None and not time_limit_s > 0:

@@ -25,6 +25,7 @@ ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
         ((*PLAN, "--cluster", "dgx-h100:1x9"), "a node of dgx-h100 has 8"),
         ((*PLAN, "--cluster", "missing.yaml"), "missing.yaml: cannot be read"),
         (PLAN, "--cluster: is missing"),
+        (("plan", "", *ON), "error: MODEL: is empty; write path/file.py:callable, hf:PATH or a JOB.yaml"),
         (("plan", "missing.py:gpt", *ON), "missing.py: no such file"),
         (("plan", "missing.py", *ON), "missing.py"),
         (("plan", "hf:missing", *ON), "missing: no such file"),
