@@ -202,7 +202,7 @@ def make_job(
         raise JobError("--gap", f"is {gap}", "give a part of the step time, for example 0.001")
     if time_limit_s is not None and not time_limit_s > 0:
         raise JobError("--time-limit", f"is {time_limit_s}", "give a positive number of seconds")
-    if model.endswith(_YAML):
+    if _is_job_file(model):
         path = Path(model)
         file = read_job_file(path)
         model_spec = _relative_to(path, file.model)
@@ -234,10 +234,15 @@ def make_job(
         )
 
 
+def _is_job_file(model: str) -> bool:
+    """Whether what `plan` is given is a JOB.yaml. ``hf:PATH`` names a model whatever its path ends in."""
+    return model.endswith(_YAML) and not model.startswith("hf:")
+
+
 def _origins(model: str, missing: Sequence[str], settings: Sequence[str]) -> Origins:
     """What errors name in place of flags: the fields of a job file for those that are ``missing``, and for its ``settings``."""
     found: dict[str, str] = {}
-    if model.endswith(_YAML):
+    if _is_job_file(model):
         found = {f"--{name.replace('_', '-')}": f"{model}: {name}" for name in missing}
         found |= {f"--set {key}": f"{model}: set.{key}" for key in settings} | {"MODEL": f"{model}: model"}
     return {**found, "cluster": found.get("--cluster", "--cluster")}  # Readers of profiles know no flag.
@@ -249,7 +254,7 @@ def input_files(model: str, job: Job) -> tuple[Path, ...]:
     named = Path(job.model.removeprefix("hf:") if job.model.startswith("hf:") else job.model.rpartition(":")[0])
     cluster = job.cluster if job.cluster.endswith(_YAML) else job.cluster.rpartition(":")[0]
     return (
-        *((Path(model),) if model.endswith(_YAML) else ()),
+        *((Path(model),) if _is_job_file(model) else ()),
         named / "config.json" if job.model.startswith("hf:") and named.is_dir() else named,
         *((Path(cluster),) if cluster.endswith(_YAML) else ()),
     )

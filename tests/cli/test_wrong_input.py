@@ -29,6 +29,7 @@ ON = ("--cluster", "local-cpu:1x8", "--batch", "16")
         (("plan", "missing.py:gpt", *ON), "missing.py: no such file"),
         (("plan", "missing.py", *ON), "missing.py"),
         (("plan", "hf:missing", *ON), "missing: no such file"),
+        (("plan", "hf:missing.yaml", *ON), "missing.yaml: no such file"),
         (("plan", f"{EXAMPLES / 'gpt.py'}:nothing", *ON), "nothing is not defined"),
         (("plan", f"{EXAMPLES / 'gpt.py'}:math", *ON), "math is not callable"),
         (("plan", f"{EXAMPLES / 'gpt.py'}:gpt", "--set", "layers", *ON), "--set: 'layers' is no assignment"),
