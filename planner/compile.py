@@ -12,6 +12,7 @@ from typing import Any
 
 from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
 from hardware_profiles.measure import usable_cores
+from hardware_profiles.resolve import PROFILE_SUFFIXES
 from planner.clusters import Resize, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
@@ -113,6 +114,8 @@ def load_cluster(spec: str) -> Cluster:
     except ProfileFormatError as error:
         raise ProfileError(error.where, error.wrong, error.right) from error
     if cluster.devices > MOST_DEVICES:
+        if spec.endswith(PROFILE_SUFFIXES):
+            raise ProfileError(f"{spec}: nodes", f"makes more than {MOST_DEVICES:,} devices", "give fewer nodes")
         wrong = f"{spec!r} has more than {MOST_DEVICES:,} devices"
         raise ProfileError("cluster", wrong, "write PROFILE:NODES or PROFILE:NODESxDEVICES with fewer nodes")
     return cluster

@@ -190,3 +190,10 @@ def test_a_missing_sequence_is_named(tmp_path: Path) -> None:
     outcome = run("plan", f"{file}:model", "--cluster", "local-cpu:1x2", "--batch", 4, "-o", tmp_path / "plan.yaml")
     assert outcome.code == 2
     assert "give --seq, which example_inputs is called with" in outcome.error
+
+
+def test_a_cluster_file_of_too_many_nodes_names_its_field(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: local-cpu\nnodes: 99999999999\n")
+    outcome = run(*PLAN, "--cluster", file)
+    assert (outcome.code, outcome.err) == (2, f"error: {file}: nodes: makes more than 10,000,000 devices; give fewer nodes\n")
