@@ -38,9 +38,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON objec
 
 @dataclass
 class _Session:
-    """What holds for every command. ``debug``: let errors come out as Python's tracebacks."""
+    """What holds for every command. ``debug``: let errors come out as Python's tracebacks; ``command``: what was called, as
+    errors name it."""
 
     debug: bool = False
+    command: str = "shardwright"
 
 
 def _progress(message: str) -> None:
@@ -61,6 +63,8 @@ def _options(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+    else:
+        context.obj.command += f" {context.invoked_subcommand}"
 
 
 @app.command()
@@ -290,13 +294,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-def _report(error: Exception) -> int:
-    """Say what went wrong in one line; returns the exit code."""
+def _report(error: Exception, command: str) -> int:
+    """Say what went wrong in one line; returns the exit code. ``command``: the one that was called."""
     if isinstance(error, ShardwrightError) and not isinstance(error, InternalError):
         line, code = f"error: {error}", error.exit_code
     elif callable(describe := getattr(error, "format_message", None)):  # what typer says of a wrong command line
-        context = getattr(error, "ctx", None)
-        command = "shardwright" if context is None else context.command_path
         line, code = f"error: {command}: {describe()} See `{command} --help`.", 2
     else:
         kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
