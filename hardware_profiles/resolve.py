@@ -61,7 +61,7 @@ def resolve_cluster(spec: str) -> Cluster:
 
 
 def _counts(counts: str, spec: str) -> tuple[int, int | None]:
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", counts)
+    found = re.fullmatch(r"([0-9]{1,20})(?:x([0-9]{1,20}))?", counts)
     if found is None or int(found[1]) < 1 or (found[2] is not None and int(found[2]) < 1):
         raise ProfileFormatError("cluster", f"{counts!r} in {spec!r} is no positive number of nodes", _FORM)
     return int(found[1]), None if found[2] is None else int(found[2])

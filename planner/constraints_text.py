@@ -16,7 +16,7 @@ _CONDITION = re.compile(
     r"(?:(?P<layers>[^:]+):)?\s*(?P<name>\w+)\s*(?P<relation><=|>=|!=|=|not\s+in\b|in\b)(?P<value>.+)", re.DOTALL
 )
 _LIST = re.compile(r"\s*\[(.*)\]\s*", re.DOTALL)
-_HEADROOM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)\s*")
+_HEADROOM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)\s*", re.ASCII)
 _UNITS = {"B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}}
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma outside of brackets."""

@@ -206,7 +206,7 @@ def _placement_texts(body: Body, placement: BodyPlacement) -> dict[str, dict[str
     }
 
 
-_SHARD = re.compile(r"shard\((\d+)(?:, segments (\d+(?:\+\d+)+))?(?:, unit (\d+))?\)")
+_SHARD = re.compile(r"shard\((\d+)(?:, segments (\d+(?:\+\d+)+))?(?:, unit (\d+))?\)", re.ASCII)
 _WORDS = {"replicate": REPLICATE, "shared": SHARED, "partial": PARTIAL}
 
 
@@ -342,7 +342,7 @@ def _ungrouped(value: int | str | list[str], known: Sequence[str], count: int, f
     groups = [f"{value} x {count}"] if isinstance(value, (int, str)) else value
     result: list[str] = []
     for group in groups:
-        match = re.fullmatch(r"(\w+) x (\d{1,6})", group)
+        match = re.fullmatch(r"(\w+) x ([0-9]{1,6})", group)
         if match is None or match[1] not in known:
             raise PlanFileError(field, f"{group!r} is unknown", f'one of {", ".join(known)}, or "value x count"')
         result += [match[1]] * int(match[2])
