@@ -55,11 +55,15 @@ class _Named(Record):
     fingerprint: str
 
 
+_One = Annotated[int, Field(ge=1, le=1)]
+"""A degree that can be no other: a literal 1 would take ``true`` and 1.0 for it."""
+
+
 class _Mesh(Record):
     pipeline: Count = 1
     data: Count = 1
-    context: Literal[1] = 1
-    expert: Literal[1] = 1
+    context: _One = 1
+    expert: _One = 1
     tensor: Count = 1
 
 

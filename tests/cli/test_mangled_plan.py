@@ -57,6 +57,8 @@ def _halve(path: Path) -> None:
         (_put("precision", value="bf16"), "plan.yaml: precision: is bf16; the model was traced in fp32"),
         (_put("precision", value="int8"), "plan.yaml: precision: is 'int8'"),
         (_put("sequence", value=64), "plan.yaml: sequence: is 64; the traced model has 32"),
+        (_put("mesh", "context", value=True), "plan.yaml: mesh.context: is True; input should be a valid integer"),
+        (_put("mesh", "expert", value=1.0), "plan.yaml: mesh.expert: is 1.0; input should be a valid integer"),
         (_put("mesh", "data", value="two"), "plan.yaml: mesh.data: is 'two'"),
         (_put("mesh", "context", value=2), "plan.yaml: mesh.context: is 2"),
         (_put("mesh", "data", value=4), "plan.yaml: mesh: spans 2 x 4 x 1 = 8 devices; the cluster has 4"),
