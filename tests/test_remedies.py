@@ -83,7 +83,7 @@ def test_what_fits_by_its_replay_alone_is_planned(tmp_path: Path) -> None:
 def test_more_nodes_are_counted(tmp_path: Path) -> None:
     """The named number of nodes is enough, and the one before it is not; it holds the state, so only the sums say so."""
     cluster, output = tmp_path / "h100.yaml", tmp_path / "plan.yaml"
-    arguments = ("plan", *small(layers=12, hidden=512), "--batch", 16, "--gap", 0.1, "--time-limit", 8,
+    arguments = ("plan", *small(layers=12, hidden=512), "--batch", 16, "--gap", 0.1, "--time-limit", 30,
                  "--pin", "pipeline=1", "--pin", "tensor=1", "-o", output, "--cluster")
     peak = run(*arguments, "dgx-h100:2", "--objective", "memory", "--json").json["objective"]["least_memory_bytes"]
     cluster.write_text(f"base: dgx-h100\nnodes: 1\nchip: {{memory: {{value: {peak + 2**24}, unit: B}}}}\n")
