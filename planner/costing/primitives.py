@@ -242,7 +242,10 @@ _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
 _EXPANDS = frozenset({"expand", "expand_as"})
 _PERMUTES = frozenset({"permute", "transpose"})
 _LAYS_OUT = RESHAPES | {"view", "view_as"}
-_PRODUCTS = frozenset({"mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp"})
+_PRODUCTS = frozenset({
+    "mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp", "clamp", "clamp_max",
+    "clamp_min", "xlogy",
+})
 _JOINS = frozenset({"cat", "concat", "stack"})
 _CUTS = VIEW_FAMILY - _EXPANDS | _JOINS
 _VIEW_GRADIENTS = (VIEW_FAMILY - frozenset({

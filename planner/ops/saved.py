@@ -144,7 +144,7 @@ def _quotient(call: Call) -> Saved:
 
 def _power(call: Call) -> Saved:
     if len(call.operands) > 1:
-        return Saved((0, 1), (0,)) if call.need(1) else Saved((0, 1))
+        return Saved((0, 1), (0,))  # The result, which the exponent's gradient reads, whether that is wanted or not.
     if "self" in call.arguments and not isinstance(call.arguments["self"], (int, float)):
         return Saved((0,)) if call.arguments.get("exponent") != 0 else _NOTHING
     return Saved((0,), (0,))

@@ -18,13 +18,13 @@ from planner.ops.layout import Layout
 from planner.ops.saved import has_formula
 
 _TENSORS: Mapping[str, int] = {
-    "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "angle": 5, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5, "atanh": 3,
-    "cdist": 5, "cos": 2, "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1, "einsum": 2,
-    "erf": 4, "erfc": 4, "erfinv": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1, "linalg_matrix_exp": 8,
-    "log10": 1, "log1p": 1, "log2": 1, "logaddexp": 3, "logaddexp2": 3, "logcumsumexp": 8, "logsumexp": 2, "polar": 3,
-    "prod": 5, "quantile": 3, "reciprocal": 2, "renorm": 8, "rsqrt": 2, "sgn": 5, "sin": 1, "sinc": 7, "sinh": 1, "sort": 1,
-    "special_erfcx": 3, "special_i0e": 4, "special_i1": 5, "special_i1e": 7, "special_log_ndtr": 6, "special_ndtri": 4,
-    "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
+    "abs": 1, "acos": 5, "acosh": 3, "addcdiv": 4, "addcmul": 1, "angle": 5, "asin": 4, "asinh": 3, "atan": 2, "atan2": 5,
+    "atanh": 3, "cdist": 5, "cos": 2, "cosh": 1, "cummax": 1, "cummin": 1, "cumprod": 9, "cumsum": 2, "diff": 2, "digamma": 1,
+    "einsum": 2, "erf": 4, "erfc": 4, "erfinv": 4, "exp2": 1, "expm1": 1, "hypot": 1, "i0": 1, "lgamma": 1,
+    "linalg_matrix_exp": 8, "log10": 1, "log1p": 1, "log2": 1, "logaddexp": 3, "logaddexp2": 3, "logcumsumexp": 8,
+    "logsumexp": 2, "polar": 3, "prod": 5, "quantile": 3, "reciprocal": 2, "renorm": 8, "rsqrt": 2, "sgn": 5, "sin": 1,
+    "sinc": 7, "sinh": 1, "sort": 1, "special_erfcx": 3, "special_i0e": 4, "special_i1": 5, "special_i1e": 7,
+    "special_log_ndtr": 6, "special_ndtri": 4, "sqrt": 1, "square": 2, "tan": 2, "topk": 1, "trace": 2,
 }
 """By operation, tensors as large as the first operand or the result; at most so many where it is no whole number of them."""
 _CONJUGATED = frozenset({
@@ -48,8 +48,9 @@ def temporaries(node: Node, operands: Sequence[Layout], outputs: Sequence[Layout
 
 
 def _quotient(call: Call) -> int:
-    """``-grad * ((self / other) / other)`` for the divisor; ``fmod``: ``-grad * self.div(other, "trunc")``."""
-    return 2 * call.size if call.need(1) else 0
+    """``-grad * ((self / other) / other)`` for the divisor; ``fmod``: ``-grad * self.div(other, "trunc")``, and
+    ``remainder`` alike. Nothing where the quotient is rounded: its gradient is zero."""
+    return 2 * call.size if call.need(1) and call.arguments.get("rounding_mode") is None else 0
 
 
 def _difference(call: Call) -> int:
@@ -86,9 +87,7 @@ def _extreme(call: Call) -> int:
 
 
 def _selected(call: Call) -> int:
-    """``max`` along a dim: zeros, into a copy of which the gradient is scattered; of all, and of two tensors, as above."""
-    if len(call.operands) > 1:
-        return _larger(call)
+    """``max`` along a dim: zeros, into a copy of which the gradient is scattered; of all, as above."""
     return call.operands[0].size_bytes if len(call.outputs) > 1 else _extreme(call)
 
 
@@ -111,7 +110,7 @@ def _length(call: Call) -> int:
     """A norm (FunctionsManual.cpp, ``norm_backward``): the operand scaled, and a mask of rows that are zero; of small powers
     their sign, and where they are zero, too; of the largest where it is, how often (a 64-bit number), and a share of the
     gradient."""
-    order, operand = call.arguments.get("ord"), call.operands[0]
+    order, operand = call.arguments.get("ord", call.arguments.get("p")), call.operands[0]
     if not isinstance(order, (int, float)) or order in (1, 2):
         return operand.size_bytes + (0 if order == 1 else call.elements)
     if math.isinf(order):
@@ -210,10 +209,10 @@ def stepping_bytes(call: Call) -> int:
 _RULES: Mapping[str, Callable[[Call], int]] = {
     "addmm": _scaled, "amax": _extreme, "amin": _extreme, "baddbmm": _scaled, "binary_cross_entropy_with_logits": _crossed,
     "clamp": _clamped, "clamp_max": _clamped, "clamp_min": _clamped, "div": _quotient, "fmax": _outlived, "fmin": _outlived,
-    "fmod": _quotient, "gather": _taken, "index": _taken, "index_select": _taken, "lerp": _between,
-    "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected, "min": _selected,
-    "minimum": _larger, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers, "pow": _power,
-    "scatter_reduce": _scattered, "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference,
-    "var": _variance, "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes),
-    **dict.fromkeys(RECURRENT, _stepped),
+    "fmod": _quotient, "gather": _taken, "index": _taken, "index_select": _taken, "kthvalue": _selected,
+    "lerp": _between, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
+    "min": _selected, "minimum": _larger, "mode": _selected, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers,
+    "norm": _length, "pow": _power, "remainder": _quotient, "scatter_reduce": _scattered,
+    "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance,
+    "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes), **dict.fromkeys(RECURRENT, _stepped),
 }

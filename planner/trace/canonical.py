@@ -28,6 +28,8 @@ NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """With the argument by which they take the statistics of what they are given."""
 SYNONYMS = {"transformers::grouped_mm_fallback": "_grouped_mm"}
 """Operations of other libraries that are one of torch's (transformers/integrations/moe.py, ``_grouped_mm``)."""
+OVERLOADS = {"max.other": "maximum", "min.other": "minimum"}
+"""Overloads that are another operation than others of their name, which are reductions."""
 FIRST = {
     "native_dropout": "dropout", "max_pool2d_with_indices": "max_pool2d", "_native_batch_norm_legit": "batch_norm",
     "rrelu_with_noise_functional": "rrelu",
@@ -260,6 +262,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield from _cast_first(node, types)
     elif node.base == "rrelu":
         yield replace(node, op="leaky_relu", arguments=(("self", arguments["self"]), ("negative_slope", _mean_slope(node))))
+    elif node.op in OVERLOADS:
+        yield replace(node, op=OVERLOADS[node.op])
     elif node.base in SYNONYMS:
         operands = zip(("self", "mat2", "offs"), node.operands, strict=True)
         said = (*((name, Ref(operand)) for name, operand in operands), ("bias", None), ("out_dtype", None))

@@ -101,6 +101,14 @@ def test_rows_that_are_added_are_kept(base: str, learned: bool) -> None:
     assert kept == saved_by_torch(body, 1)[0] and (kept >= inputs[2].type.size_bytes(1)) == learned
 
 
+def test_a_power_keeps_its_result_whatever_has_a_gradient() -> None:
+    inputs = (BodyValue("a", TensorType(S, "float32"), True), BodyValue("b", TensorType(S, "float32"), False))
+    arguments: Arguments = (("self", Ref("a")), ("exponent", Ref("b")))
+    node = Node("out", "pow.Tensor_Tensor", arguments, (inputs[0].type,), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0] == 2 * inputs[0].type.size_bytes(1)
+
+
 def heads(dtype: str, key: tuple[int, ...], tail: tuple[Node, ...]) -> Body:
     """Query, key, value [B, T, N, D] transposed to [B, N, T, D]: dense, but not row-major."""
     shapes = {"q": HEADS, "k": key, "v": key}

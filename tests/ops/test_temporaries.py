@@ -56,6 +56,13 @@ EXACT = [
     *((f"lerp.{kind}", (("self", Ref("a")), ("end", Ref("b")), ("weight", weight)), (S,) * shapes, S)
       for kind, weight, shapes in (("Scalar", 0.3, 2), ("Tensor", Ref("c"), 3))),
     along("rot90", S, k=2, dims=(1, 2)), along("unfold", (2, 8, 32, 2), dimension=1, size=2, step=2),
+    binary("remainder"),
+    *(("div.Tensor_mode", (("self", Ref("a")), ("other", Ref("b")), ("rounding_mode", mode)), (S, second), S)
+      for mode in ("floor", "trunc") for second in (S, (32,))),
+    *((f"clamp_{end}.Tensor", (("self", Ref("a")), (end, Ref("b"))), (S, (32,)), S) for end in ("min", "max")),
+    *(("addcmul", (("self", Ref("a")), ("tensor1", Ref("b")), ("tensor2", Ref("c")), ("value", scale)), (S, S, S), S)
+      for scale in (1, 2)),
+    *(along("norm.ScalarOpt_dim", ROWS, p=order, dim=(-1,), keepdim=False) for order in (1, 2, 3)),
     along("diag_embed", (*S, S[-1])), along("nansum", ROWS, dim=(-1,), keepdim=False),
 ]
 

@@ -79,6 +79,13 @@ def test_what_torch_refuses_in_two_dtypes(model_file: Callable[[str], str], forw
     assert base in {node.base for node in nodes(traced(spec, "float32"))}
 
 
+@pytest.mark.parametrize(("called", "op"), [("torch.max(x, self.b[0])", "maximum"), ("x.min(self.b[0])", "minimum")])
+def test_the_larger_of_two_is_no_reduction(model_file: Callable[[str], str], called: str, op: str) -> None:
+    """What it keeps, holds and may be split along is that of an operation by element."""
+    found = nodes(traced(model_file(NET.format(forward=f"x = {called}", rest=""))))
+    assert op in {node.op for node in found} and not {"max", "min"} & {node.base for node in found}
+
+
 def test_a_norm_may_have_wider_parameters(model_file: Callable[[str], str]) -> None:
     forward = "x = F.layer_norm(x, (16,), self.b[0].float(), self.a[:, 0].float())"
     assert "layer_norm" in {node.base for node in nodes(traced(model_file(NET.format(forward=forward, rest="")), "bfloat16"))}
