@@ -115,8 +115,7 @@ class _Names:
     """Global names of values, given in the order in which blocks write them."""
 
     def __init__(self, graph: FlatGraph, weight: str, ends: Sequence[_Ends]) -> None:
-        self.of: dict[str, str] = {name: _bare(name) for name in graph.inputs if name.startswith("batch:")}
-        self.of |= {f"batch:{given.name}": given.name for given in graph.batch_inputs}
+        self.of = {f"batch:{given.name}": given.name for given in graph.batch_inputs}
         self.taken = set(self.of.values())
         self.loss = graph.outputs[0]
         nodes = tuple(node for node in graph.nodes if node.name in graph.context)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from planner.ir.body import Node
@@ -111,7 +110,7 @@ def flatten(exported: Exported, built: BuiltModel) -> FlatGraph:
     program = exported.program
     refuse_mutation(program, exported.where, exported.changes)
     reader = _Reader(exported.where, built)
-    reader.read_inputs(program, exported.hidden)
+    reader.read_inputs(exported)
     outputs = reader.read_nodes(program.graph_module, reader.names, no_gradient=False)
     batch_inputs = tuple(
         replace(given, type=reader.inputs.get(f"batch:{given.name}", given.type)) for given in exported.batch_inputs
@@ -142,30 +141,33 @@ class _Reader:
         self.trainable = {p.fqn for p in built.parameters if p.trainable}
         self.gradients: set[str] = set()
 
-    def read_inputs(self, program: ExportedProgram, hidden: Mapping[str, fx.Node]) -> None:
+    def read_inputs(self, exported: Exported) -> None:
+        program = exported.program
         placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-        given = []
+        given, batch = [], []
         for spec in program.graph_signature.input_specs:
-            target = _own(spec.target or "")
-            given.append((spec.kind, target, placeholders[spec.arg.name]))
+            target, node = _own(spec.target or ""), placeholders[spec.arg.name]
+            if spec.kind is InputKind.USER_INPUT:
+                batch.append(node)
+            else:
+                given.append((spec.kind, target, node))
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 self._keep_constant(self.built.canonical.get(target, target), program.constants[spec.target or ""])
-        for fqn, node in hidden.items():
+        for fqn, node in exported.hidden.items():
             given.append((InputKind.BUFFER if fqn in self.built.buffers else InputKind.PARAMETER, fqn, node))
-        if hidden:  # among the others, in the model's order
+        if exported.hidden:  # among the others, in the model's order
             places = {fqn: place for place, fqn in enumerate(self.built.canonical)}
             given.sort(key=lambda item: places.get(item[1], len(places)))
         for kind, target, node in given:
-            self._read_input(kind, self.built.canonical.get(target, target), node)
+            fqn = self.built.canonical.get(target, target)
+            self._read_input(f"{'parameter' if kind is InputKind.PARAMETER else 'buffer'}:{fqn}", node)
+            if kind is InputKind.PARAMETER and fqn in self.trainable:
+                self.gradients.add(f"parameter:{fqn}")
+        # By their places: torch makes names of its own (small letters) of the batch's keys.
+        for node, item in zip(batch, exported.batch_inputs, strict=True):
+            self._read_input(f"batch:{item.name}", node)
 
-    def _read_input(self, kind: InputKind, fqn: str, node: fx.Node) -> None:
-        if kind is InputKind.PARAMETER:
-            name = f"parameter:{fqn}"
-            self.gradients |= {name} if fqn in self.trainable else set()
-        elif kind is InputKind.USER_INPUT:
-            name = f"batch:{node.name.removeprefix('batch_')}"
-        else:
-            name = f"buffer:{fqn}"
+    def _read_input(self, name: str, node: fx.Node) -> None:
         self.names[node] = Ref(name)
         if isinstance(node.meta.get("val"), Tensor):
             self.inputs[name] = tensor_type(node.meta["val"])
