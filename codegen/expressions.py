@@ -27,7 +27,8 @@ class Text:
 class Scope:
     """What the names of a function's variables stand for, and how its batch and device are told.
 
-    ``batch``: text of the batch size of one call; ``device``: text of the device. ``asked`` records which were used.
+    ``batch``: text of the batch size of one call; ``device``: text of the device. ``asked`` records which were used, and
+    whether the tensor axis (``tp``) was.
     """
 
     texts: Mapping[str, Text]
@@ -46,6 +47,7 @@ class Scope:
                 self.asked.add("batch")
                 return Text(self.batch) if factor == 1 else Text(f"{factor} * {self.batch}", 6)
             case RankSize(extent, unit, segments):
+                self.asked.add("tp")
                 parts = [str(extent)]
                 if unit != 1 or segments:
                     parts.append(f"unit={unit}")
@@ -156,6 +158,7 @@ def _runtime_call(compute: Compute, arguments: Mapping[str, LocalArgument], scop
         ),
     }
     positional, keywords = shown[compute.call]
+    scope.asked.add(compute.call.partition(".")[0])
     items = [scope.literal(arguments[name]).text for name in positional]
     items += [f"{k}={scope.literal(arguments[n]).text}" for n, k, default in keywords if arguments[n] != default]
     items += [f"{k}={scope.literal(v).text}" for k, v in compute.extra]

@@ -24,8 +24,7 @@ def render_function(function: Function, *, method: bool, annotations: str = "") 
     parameters = [*(("self",) if method else ()), *function.inputs, *(("rng",) if function.random else ())]
     head = wrap(f"def {function.name}({', '.join(parameters)}):", 0)
     lines = [*head, *([f"    {annotations}"] if annotations else [])]
-    text = "\n".join([*writer.lines, *outputs])
-    if "tp." in text:
+    if "tp" in writer.scope.asked:
         lines.append("    tp = self.tensor")
     if "batch" in writer.scope.asked:
         lines.append(f"    batch = {_batch_text(function)}")
@@ -77,6 +76,7 @@ class _Writer:
         )
         source = self.texts[statement.source].text
         comment = _size(statement.size_bytes) if statement.size_bytes else ""
+        self.scope.asked.add("tp")
         self._line(f"{statement.target} = tp.{statement.method}({source}{keywords})", statement.module, comment)
 
     def _repeat(self, statement: Repeat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -60,11 +61,11 @@ def _model_values(program: Program) -> dict[str, object]:
     classes = [render_class(cls, tensor) for cls in program.classes]
     context = ["\n".join(render_function(function, method=False)) for function in program.context]
     stage = render_stage(program)
-    text = "\n".join([*classes, *context, stage])
+    read = {node.id for node in ast.walk(ast.parse("\n".join([*classes, *context, stage]))) if isinstance(node, ast.Name)}
     return {
         "classes": classes, "context": context, "stage": stage, "chain": render_chain(program),
         "made_for": render_made_for(program),
-        "functional": "F." in text, "checkpointed": "checkpoint(" in text, "loads_constants": bool(program.constants),
+        "functional": "F" in read, "checkpointed": "checkpoint" in read, "loads_constants": bool(program.constants),
     }
 
 

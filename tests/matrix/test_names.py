@@ -79,7 +79,7 @@ def compare(workers: Workers, source: str, inputs: Sequence[str], row: Row, fold
 
 
 @pytest.mark.parametrize("row", [PLAIN, CUT], ids=lambda row: row.label)
-@pytest.mark.parametrize("names", [("X", "x", "Mask"), ("x", "Mask", "X")], ids="-".join)
+@pytest.mark.parametrize("names", [("X", "x", "Mask"), ("x", "Mask", "mtp"), ("x", "mtp", "X")], ids="-".join)
 def test_inputs(workers: Workers, names: tuple[str, str, str], row: Row, tmp_path: Path) -> None:
     first, second, third = names
     compare(workers, MODEL.format(first=first, second=second, third=third), names[:2], row, tmp_path)
