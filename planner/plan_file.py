@@ -311,7 +311,7 @@ def _stages(file: _File, where: str, graph: ModelGraph) -> tuple[StagePlan, ...]
     result, expected = [], 0
     for index, stage in enumerate(file.stages):
         field = f"{where}: stages.{index}"
-        first, last = _range(stage.blocks, position, f"{field}.blocks")
+        first, last = _range(stage.blocks, expected, position, f"{field}.blocks")
         if first != expected or last < first:
             right = f"begin with {graph.blocks[expected].name}" if expected < len(graph.blocks) else "remove the stage"
             raise PlanFileError(f"{field}.blocks", f"{stage.blocks!r} does not follow the stage before", right)
@@ -332,14 +332,18 @@ def _stages(file: _File, where: str, graph: ModelGraph) -> tuple[StagePlan, ...]
     return tuple(result)
 
 
-def _range(text: str, position: Mapping[str, int], field: str) -> tuple[int, int]:
-    names = [text] if text in position else [name.strip() for name in text.split(" - ")]
-    if len(names) > 2:
-        raise PlanFileError(field, f"{text!r} names {len(names)} blocks", 'give "first - last", or one name')
-    for name in names:
-        if name not in position:
-            raise PlanFileError(field, f"{name!r} is no block", f'"first - last" with names such as {next(iter(position))}')
-    return position[names[0]], position[names[-1]]
+def _range(text: str, expected: int, position: Mapping[str, int], field: str) -> tuple[int, int]:
+    """Indices of the first block and the last. Names may hold " - " themselves: what begins with the ``expected`` block is
+    meant, which leaves one reading."""
+    parts = [name.strip() for name in text.split(" - ")]
+    ends = [(text.strip(), text.strip()), *((" - ".join(parts[:at]), " - ".join(parts[at:])) for at in range(1, len(parts)))]
+    found = [(position[first], position[last]) for first, last in ends if first in position and last in position]
+    if found:
+        return next((pair for pair in found if pair[0] == expected), found[0])
+    if len(parts) > 2:
+        raise PlanFileError(field, f"{text!r} names {len(parts)} blocks", 'give "first - last", or one name')
+    name = next(name for name in parts if name not in position)
+    raise PlanFileError(field, f"{name!r} is no block", f'"first - last" with names such as {next(iter(position))}')
 
 
 def _ungrouped(value: int | str | list[str], known: Sequence[str], count: int, field: str) -> list[str]:

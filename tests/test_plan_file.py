@@ -59,6 +59,16 @@ def test_round_trip(decisions: list[BlockDecision], cut: int) -> None:
         assert load(text, "plan.yaml", GRAPH, CLUSTER) == (plan, PROOF)
 
 
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_names_of_blocks_that_look_like_ranges(cut: int) -> None:
+    """Both readings of "a - b - c" are blocks, and "a - b" is one where it is a range as well."""
+    names = ("a", "b", "a - b", "c", "b - c", "a - b - c")
+    graph = replace(GRAPH, blocks=tuple(replace(block, name=name) for block, name in zip(GRAPH.blocks, names, strict=True)))
+    plan = replace(_plan([BlockDecision(0, "none")] * 6, cut), model_fingerprint=fingerprint(graph))
+    text = dump(plan, evaluate(plan, COSTED, CLUSTER), graph, PROOF)
+    assert load(text, "plan.yaml", graph, CLUSTER) == (plan, PROOF)
+
+
 def test_the_order_of_the_axes() -> None:
     """It is read back, and a file from before it was written has the usual one."""
     plan = replace(PLAN, mesh=replace(PLAN.mesh, order="data-pipeline-tensor"))
