@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from codegen.functions import WIDTH, render_function, wrap
+from codegen.naming import escaped, quoted
 from codegen.program import BlockClass, ContextCall, Declaration, Link, Program, Run
+
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+"""What ``range`` counts: other digits, and zeros before them, are names like any other."""
 
 
 def indented(lines: Sequence[str], by: int = 4) -> list[str]:
@@ -19,28 +24,28 @@ def render_class(cls: BlockClass, tensor: int) -> str:
     recomputes = "all" if cls.recomputed else "attention" if cls.regions else ""
     if recomputes:
         lines += [f'    recomputes = "{recomputes}"']
-    paths = ", ".join(f'"{item.path}"' for item in (*cls.parameters, *cls.constants))
+    paths = ", ".join(quoted(item.path) for item in (*cls.parameters, *cls.constants))
     count = len(cls.parameters) + len(cls.constants)
     lines += wrap(f"paths = ({paths}{',' if count == 1 else ''})", 4)
     lines += ["", "    def __init__(self, name, tensor, bindings, constants):",
               "        super().__init__(name, tensor, bindings, constants)"]
     for item in cls.parameters:
         lines += wrap(_declare(item, tensor), 8)
-    lines += [f'        self.constant("{item.path}", bindings["{item.path}"])' for item in cls.constants]
+    lines += [f"        self.constant({quoted(item.path)}, bindings[{quoted(item.path)}])" for item in cls.constants]
     for function in (*cls.regions, cls.forward):
         lines += ["", *indented(render_function(function, method=True))]
     return "\n".join(lines)
 
 
 def _docstring(doc: Sequence[str]) -> list[str]:
-    lines = [f'    """{doc[0]}', *(f"    {line}" for line in doc[1:])]
+    lines = [f'    """{escaped(doc[0])}', *(f"    {escaped(line)}" for line in doc[1:])]
     lines[-1] += '"""'
     return lines
 
 
 def _declare(item: Declaration, tensor: int) -> str:
     shape = ", ".join(map(str, item.type.shape))
-    parts = [f'"{item.path}"', f"({shape},)" if len(item.type.shape) == 1 else f"({shape})"]
+    parts = [quoted(item.path), f"({shape},)" if len(item.type.shape) == 1 else f"({shape})"]
     placement = item.placement
     if tensor > 1 and placement.state == "shard":
         parts.append(f"shard={placement.dim}")
@@ -66,11 +71,12 @@ def render_chain(program: Program) -> str:
         if count > 1:
             stem, number = link.name.rsplit(".", 1)
             numbers = f"{int(number)}, {int(number) + count}" if int(number) else f"{count}"
-            name, own = f'f"{stem}.{{i}}"', f'f"{stem}.{{i}}."'
-            prefix = own if link.prefix == f"{link.name}." else f'"{link.prefix}"'
+            begin = escaped(stem).replace("{", "{{").replace("}", "}}")
+            name, own = f'f"{begin}.{{i}}"', f'f"{begin}.{{i}}."'
+            prefix = own if link.prefix == f"{link.name}." else quoted(link.prefix)
             lines += _entry(f"*(({name}, {link.cls}, ", prefix, link, f") for i in range({numbers})),")
         else:
-            lines += _entry(f'("{link.name}", {link.cls}, ', f'"{link.prefix}"', link, "),")
+            lines += _entry(f"({quoted(link.name)}, {link.cls}, ", quoted(link.prefix), link, "),")
         at += count
     lines.append("]")
     legend = "shape of one micro-batch, dtype, dim split over the tensor axis, whether a gradient returns"
@@ -96,7 +102,7 @@ def render_made_for(program: Program) -> str:
 
 def dictionary(table: object) -> str:
     """A table of texts or numbers by key."""
-    items = [f'"{k}": "{v}"' if isinstance(v, str) else f'"{k}": {v}' for k, v in table.items()]  # type: ignore[attr-defined]
+    items = [f"{quoted(k)}: {quoted(v) if isinstance(v, str) else v}" for k, v in table.items()]  # type: ignore[attr-defined]
     return f"{{{', '.join(items)}}}"
 
 
@@ -104,7 +110,7 @@ def _entry(begin: str, prefix: str, link: Link, end: str) -> list[str]:
     """One entry of the chain: its keys are a prefix, or that and what is kept under others."""
     if not link.bindings:
         return wrap(f"{begin}{prefix}{end}", 4)
-    items = [f'"{path}": "{fqn}"' for path, fqn in link.bindings]
+    items = [f"{quoted(path)}: {quoted(fqn)}" for path, fqn in link.bindings]
     whole = f"    {begin}({prefix}, {{{', '.join(items)}}}){end}"
     if len(whole) <= WIDTH:
         return [whole]
@@ -116,7 +122,7 @@ def _numbered(chain: Sequence[Link], at: int) -> int:
     alike besides."""
     link = chain[at]
     stem, _, number = link.name.rpartition(".")
-    if not stem or not number.isdigit():
+    if not stem or not _NUMBER.fullmatch(number):
         return 1
     count = 1
     while at + count < len(chain):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codegen.forms import ANY, ATOM, BINARY, FORMS, INFINITE_END, UNARY, Form
+from codegen.naming import quoted
 from codegen.program import HALF, Compute, LocalArgument, RankSize
 from planner.ir.types import BatchMultiple, Dtype, Ref
 
@@ -60,7 +61,7 @@ class Scope:
             case float() if math.isinf(argument) or math.isnan(argument):
                 return Text(f'float("{argument}")')
             case str():
-                return Text(f'"{argument}"')
+                return Text(quoted(argument))
             case bool() | None:
                 return Text(repr(argument))
             case int() | float() if argument < 0:

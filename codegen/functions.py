@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from codegen.expressions import Scope, Text, render_compute
+from codegen.naming import escaped
 from codegen.program import Compute, Convert, Function, LocalArgument, Repeat, Statement
 from planner.ir.errors import InternalError
 from planner.ir.inlining import PARAMETER, VALUE, expression_size, inlined
@@ -13,6 +15,7 @@ from planner.ir.placement import local_type
 from planner.ir.types import BatchMultiple, Ref, references
 
 WIDTH = 110
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def render_function(function: Function, *, method: bool, annotations: str = "") -> list[str]:
@@ -64,7 +67,7 @@ class _Writer:
 
     def _line(self, text: str, module: str, comment: str = "") -> None:
         if module and module != self.module:
-            self.lines.append(f"    # {module}")
+            self.lines.append(f"    # {escaped(module)}")
             self.module = module
         suffix = f"  # {comment}" if comment else ""
         first, *following = wrap(text, 4, WIDTH - len(suffix))
@@ -199,14 +202,15 @@ def wrap(text: str, indent: int, width: int = WIDTH) -> list[str]:
     return [*lines, closing]
 
 
+def _masked(text: str) -> str:
+    """The text with nothing to be seen of what its string literals hold."""
+    return _LITERAL.sub(lambda literal: "_" * len(literal[0]), text)
+
+
 def _outermost(text: str) -> tuple[int, int] | None:
     """The widest top-level bracket that is not empty."""
-    depth, start, best, quoted = 0, -1, None, False
-    for at, character in enumerate(text):
-        if character == '"':
-            quoted = not quoted
-        if quoted:
-            continue
+    depth, start, best = 0, -1, None
+    for at, character in enumerate(_masked(text)):
         if character in "([{":
             if depth == 0:
                 start = at
@@ -220,15 +224,13 @@ def _outermost(text: str) -> tuple[int, int] | None:
 
 def split_top(text: str) -> Sequence[str]:
     """Parts between the commas outside of brackets and strings."""
-    parts, depth, start, quoted = [], 0, 0, False
-    for at, character in enumerate(text):
-        if character == '"':
-            quoted = not quoted
-        elif not quoted and character in "([{":
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(_masked(text)):
+        if character in "([{":
             depth += 1
-        elif not quoted and character in ")]}":
+        elif character in ")]}":
             depth -= 1
-        elif not quoted and character == "," and depth == 0:
+        elif character == "," and depth == 0:
             parts.append(text[start:at].strip())
             start = at + 1
     return [part for part in (*parts, text[start:].strip()) if part]

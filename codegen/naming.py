@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import builtins
+import json
 import keyword
-import re
+
+from planner.ir.identifiers import as_identifier
 
 RESERVED = frozenset({"self", "tp", "rng", "F", "torch", "nn", "math", "batch", "checkpoint", "core", "received"})
 
 
+def escaped(text: str) -> str:
+    """The inside of a string literal, on one line: for comments and docstrings too. A name of the user's may hold anything."""
+    return quoted(text)[1:-1]
+
+
+def quoted(text: str) -> str:
+    """A string literal. Python reads JSON's escapes as JSON does, but for surrogate pairs, which there are none of here."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def identifier(text: str) -> str:
     """A valid Python name close to ``text``."""
-    name = re.sub(r"\W", "_", text).strip("_") or "value"
-    return f"value_{name}" if name[0].isdigit() else name
+    name = as_identifier(text).strip("_") or "value"
+    return name if name.isidentifier() else f"value_{name}"
 
 
 def unique(text: str, used: set[str]) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.ir.body import Node, Source
+from planner.ir.identifiers import as_identifier
 
 WORDS: Mapping[str, str] = {
     "linear": "projected", "mm": "projected", "matmul": "product", "bmm": "product", "add": "total", "sub": "difference",
@@ -102,8 +103,8 @@ def attribute_path(fqn: str, prefix: str) -> str:
     relative = fqn.removeprefix(f"{prefix}.") if prefix else fqn
     parts: list[str] = []
     for part in relative.split("."):
-        part = re.sub(r"\W", "_", part)
-        if part.isdigit() and parts:
+        part = as_identifier(part)
+        if part.isdecimal() and parts:
             parts[-1] += f"_{part}"
         else:
             parts.append(part)
@@ -116,7 +117,7 @@ def unnumbered(path: str) -> str:
 
 
 def _identifier(part: str) -> str:
-    return f"_{part}" if part[0].isdigit() or part in RESERVED else part
+    return part if part.isidentifier() and part not in RESERVED else f"_{part}"
 
 
 def unique_path(path: str, taken: Iterable[str]) -> str:

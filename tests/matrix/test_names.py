@@ -83,3 +83,43 @@ def compare(workers: Workers, source: str, inputs: Sequence[str], row: Row, fold
 def test_inputs(workers: Workers, names: tuple[str, str, str], row: Row, tmp_path: Path) -> None:
     first, second, third = names
     compare(workers, MODEL.format(first=first, second=second, third=third), names[:2], row, tmp_path)
+
+
+KEYS = (
+    'a"b', "c'd", 'e"""', "a\\n", "b\\", "a\nb", "c\r", "{x}", "y}", "{{z", "(", "a, b", "\u00b2", "01", "2", "3", "\u0663",
+    "\ufb01", "fi", "\u65e5\u672c", "a - b", "#", " ", "lambda", "tp",
+)
+KEYED = """
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.inner = nn.ModuleDict({name: nn.Linear(4, 4)})
+
+        def forward(self, x):
+            return x + torch.tanh(next(iter(self.inner.values()))(x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.named = nn.ModuleDict({key: Layer("weight") for key in KEYS})
+            self.numbered = nn.ModuleDict({'{"': nn.ModuleList([Layer("ﬁ\\n") for _ in range(3)])})
+
+        def forward(self, x):
+            for layer in (*self.named.values(), *self.numbered['{"']):
+                x = layer(x)
+            return x
+
+    def example_inputs(batch, seq):
+        return {"x": torch.randn(batch, 4)}
+
+    def loss(outputs, batch):
+        return outputs.square().mean()
+"""
+
+
+@pytest.mark.parametrize("row", [PLAIN, CUT], ids=lambda row: row.label)
+def test_keys_of_modules(workers: Workers, row: Row, tmp_path: Path) -> None:
+    compare(workers, f"KEYS = {KEYS!r}\n{dedent(KEYED)}", ["x"], row, tmp_path)
