@@ -25,7 +25,7 @@ _MODULE_NAMES = frozenset({
 
 def lower(plan: Plan, graph: ModelGraph) -> Program:
     """Every class, function and table of the program."""
-    used = set(_MODULE_NAMES) | {item.name for item in graph.batch_inputs}
+    used = set(_MODULE_NAMES)
     random = {body.name: bool(random_sites(body)) for body in graph.bodies}
     chain = lower_chain(plan, graph, random, used)
     kinds = _kinds(plan, graph)
@@ -40,7 +40,10 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
     return Program(
         plan=plan, model=graph.name, classes=tuple(classes.values()), context=functions, calls=calls, weight=weight,
         chain=links, runs=chain.runs, cuts=chain.cuts,
-        batch=tuple((item.name, item.type, item.role, item.high, item.shown, item.like) for item in graph.batch_inputs),
+        batch=tuple(
+            (item.name, item.type, item.role, item.high, item.shown, item.like, chain.variable[item.name])
+            for item in graph.batch_inputs
+        ),
         loss=chain.variable[graph.loss],
         initialization={parameter.fqn: _typed(parameter) for parameter in graph.parameters},
         constants=graph.buffers, idle=_idle(graph),

@@ -8,7 +8,10 @@ import keyword
 
 from planner.ir.identifiers import as_identifier
 
-RESERVED = frozenset({"self", "tp", "rng", "F", "torch", "nn", "math", "batch", "checkpoint", "core", "received"})
+RESERVED = frozenset({
+    "self", "tp", "rng", "F", "torch", "nn", "math", "batch", "checkpoint", "core", "received", "alive", "block",
+})
+"""What emitted functions call things of their own."""
 
 
 def escaped(text: str) -> str:

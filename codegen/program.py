@@ -173,7 +173,8 @@ COMMON = Machine(8)
 
 @dataclass(frozen=True)
 class Program:
-    """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
+    """The whole program. ``batch``: what the graph says of each batch input, and the stage's variable; ``loss``: that of the
+    loss; ``weight``: the context function of the weight.
 
     ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
     ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``sent``: whole type and
@@ -189,7 +190,7 @@ class Program:
     chain: tuple[Link, ...]
     runs: tuple[Run, ...]
     cuts: tuple[Cut, ...]
-    batch: tuple[tuple[str, TensorType, str, int, int, tuple[str | float, ...]], ...]
+    batch: tuple[tuple[str, TensorType, str, int, int, tuple[str | float, ...], str], ...]
     loss: str
     initialization: Mapping[str, tuple[InitStep, ...]]
     constants: tuple[Buffer, ...]

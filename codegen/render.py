@@ -84,8 +84,8 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
     ]
     inputs = [
         {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high, "shown": shown,
-         "like": "" if like == ("normal",) else _literal(like)}
-        for name, type_, role, high, shown, like in program.batch
+         "like": "" if like == ("normal",) else _literal(like), "argument": "" if variable == name else variable}
+        for name, type_, role, high, shown, like, variable in program.batch
     ]
     sized = any(entry["role"] == "tokens" and entry["shape"] == (plan.sequence,) for entry in inputs)
     flops = prediction.model_flops_per_device_s * devices * prediction.step_s / plan.batch.total if prediction else 0.0

@@ -21,7 +21,8 @@ _ATTRIBUTES = OF_UNITS | {"first", "last", "receives", "sends", "units"}
 
 @dataclass(frozen=True)
 class Chain:
-    """The chain as a stage runs it. ``variable``: the stage's variable of each value that a block reads or writes."""
+    """The chain as a stage runs it. ``variable``: the stage's variable of each batch input and of each value that a block reads
+    or writes."""
 
     runs: tuple[Run, ...]
     cuts: tuple[Cut, ...]
@@ -31,9 +32,9 @@ class Chain:
 def lower_chain(plan: Plan, graph: ModelGraph, random: Mapping[str, bool], used: set[str]) -> Chain:
     """Group consecutive blocks that one loop can run, and name what passes between them. ``random``: bodies by name
     that draw random masks; ``used``: names that are taken."""
-    variable = {name: name for name in _given(graph)}
+    taken = set(used)
+    variable = {name: unique(name, taken) for name in _given(graph)}
     last_reader = {name: at for at, block in enumerate(graph.blocks) for name in block.reads}
-    taken = used | set(variable.values())
     for at, block in enumerate(graph.blocks):
         _name_writes(graph, at, block, variable, last_reader, taken)
     decisions = {s.first + at: d for s in plan.stages for at, d in enumerate(s.decisions)}
@@ -55,7 +56,8 @@ def lower_chain(plan: Plan, graph: ModelGraph, random: Mapping[str, bool], used:
 
 def _given(graph: ModelGraph) -> tuple[str, ...]:
     """Values that no block writes: batch inputs and context outputs."""
-    return tuple(dict.fromkeys(n for b in graph.blocks for n in b.reads if n not in graph.producer_of))
+    inputs = [item.name for item in graph.batch_inputs]
+    return tuple(dict.fromkeys([*inputs, *(n for b in graph.blocks for n in b.reads if n not in graph.producer_of)]))
 
 
 def _crossing(graph: ModelGraph, index: int, variable: Mapping[str, str]) -> tuple[str, ...]:
@@ -101,15 +103,17 @@ def lower_context(
     calls: list[ContextCall] = []
     wanted = [name for name in graph.context.outputs if name in chain.variable]
     for group in graph.context.together(wanted):
-        function, call = _slice(graph, group, batch, used)
+        function, call = _slice(graph, group, batch, chain.variable, used)
         readers = tuple(run.attribute for run in chain.runs if set(run.reads) & set(group))
         functions.append(function)
         calls.append(replace(call, writes=tuple(chain.variable[name] for name in group), readers=readers))
-    function, weight = _slice(graph, [graph.weight], batch, used)
+    function, weight = _slice(graph, [graph.weight], batch, chain.variable, used)
     return (*functions, function), tuple(calls), weight
 
 
-def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]) -> tuple[Function, ContextCall]:
+def _slice(
+    graph: ModelGraph, outputs: Sequence[str], batch: int, variable: Mapping[str, str], used: set[str]
+) -> tuple[Function, ContextCall]:
     """The part of the context that some outputs need, as a function of batch inputs and constants."""
     body = graph.context.part(outputs)
     nodes, inputs, buffers = body.nodes, body.inputs, body.buffers
@@ -125,7 +129,7 @@ def _slice(graph: ModelGraph, outputs: Sequence[str], batch: int, used: set[str]
     )
     name = unique(f"make_{'_and_'.join(outputs)}" if len(outputs) < 4 else f"make_{outputs[0]}_and_more", used)
     function = replace(lower_body(whole, placement, batch, frozenset(), ())[0], name=name)
-    arguments = tuple(value.name for value in inputs)
+    arguments = tuple(variable[value.name] for value in inputs)
     constants = tuple((renames[value.name], value.name) for value in buffers)
     return function, ContextCall(name, arguments, constants, (), (), function.random)
 

@@ -29,7 +29,7 @@ class BatchInput:
 
     ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up. ``like``:
     what made-up floats are: ``normal``, ``positive`` (their magnitudes), ``unit`` (from 0 to 1), ``mask`` (0 or 1) or
-    ``constant``, and which.
+    ``constant``, and which. ``argument``: of the stages, that takes it (empty: of its own name).
     """
 
     name: str
@@ -39,6 +39,12 @@ class BatchInput:
     high: int = 0
     shown: int = 0
     like: tuple[str | float, ...] = ("normal",)
+    argument: str = ""
+
+    @property
+    def keyword(self) -> str:
+        """What the stages call it."""
+        return self.argument or self.name
 
     @property
     def below(self) -> int:
@@ -147,8 +153,8 @@ class Batches:
         self._own = range(data_rank * local, (data_rank + 1) * local)
 
     def at(self, step: int) -> dict[str, Tensor]:
-        """The inputs of step ``step`` (from 0) by name, each [local batch, ...] on the device."""
-        batch = {entry.name: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
+        """The inputs of step ``step`` (from 0) by the stages' arguments, each [local batch, ...] on the device."""
+        batch = {entry.keyword: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
         for place, index in enumerate(self._own):
             self._fill(batch, place, self._before + step * self.total + index)
         if self.device.type == "cuda":  # What is pinned is copied while the host goes on.
@@ -165,7 +171,7 @@ class Batches:
         sequence = None
         if tokens is not None and self.source is not None:
             sequence = self.source.sequence(index, tokens.shape[-1] + 1)
-        return {entry.name: self._value(entry, sequence, index) for entry in self.inputs}
+        return {entry.keyword: self._value(entry, sequence, index) for entry in self.inputs}
 
     def _value(self, entry: BatchInput, sequence: Tensor | None, index: int) -> Tensor:
         if sequence is not None and entry.role == "tokens":

@@ -80,7 +80,17 @@ def compare(workers: Workers, source: str, inputs: Sequence[str], row: Row, fold
 
 @pytest.mark.parametrize("row", [PLAIN, CUT], ids=lambda row: row.label)
 @pytest.mark.parametrize("names", [("X", "x", "Mask"), ("x", "Mask", "mtp"), ("x", "mtp", "X")], ids="-".join)
-def test_inputs(workers: Workers, names: tuple[str, str, str], row: Row, tmp_path: Path) -> None:
+def test_inputs_that_torch_spells_otherwise(workers: Workers, names: tuple[str, str, str], row: Row, tmp_path: Path) -> None:
+    first, second, third = names
+    compare(workers, MODEL.format(first=first, second=second, third=third), names[:2], row, tmp_path)
+
+
+@pytest.mark.parametrize("row", [PLAIN, CUT], ids=lambda row: row.label)
+@pytest.mark.parametrize("names", [
+    ("block", "alive", "self"), ("rng", "checkpoint", "constant"), ("received", "dict", "\ufb01"),
+], ids="-".join)
+def test_inputs_that_a_stage_calls_otherwise(workers: Workers, names: tuple[str, str, str], row: Row, tmp_path: Path) -> None:
+    """A stage has something of its own of that name, or Python reads another (NFKC)."""
     first, second, third = names
     compare(workers, MODEL.format(first=first, second=second, third=third), names[:2], row, tmp_path)
 
