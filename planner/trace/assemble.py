@@ -116,7 +116,7 @@ class _Names:
 
     def __init__(self, graph: FlatGraph, weight: str, ends: Sequence[_Ends]) -> None:
         self.of = {f"batch:{given.name}": given.name for given in graph.batch_inputs}
-        self.taken = set(self.of.values())
+        self.taken = set(self.of.values()) | {_bare(name) for name in graph.inputs if name.startswith("buffer:")}
         self.loss = graph.outputs[0]
         nodes = tuple(node for node in graph.nodes if node.name in graph.context)
         elsewhere = (node.source for node in graph.nodes if node.name not in graph.context)

@@ -142,6 +142,26 @@ def test_hugging_face(config_file: Callable[..., str], values: dict[str, object]
     assert all(type_.dtype != "bool" or type_.rank < 2 for node in graph.context.nodes for type_ in node.types)
 
 
+def test_a_value_named_as_a_buffer(model_file: Callable[[str], str]) -> None:
+    graph = trace_model(load_model(model_file("""
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+                self.register_buffer("table", torch.arange(4.0))
+            def forward(self, x):
+                table = x.cos() * self.table
+                return self.layer(x) + table
+        def example_inputs(batch, seq):
+            return {"x": torch.randn(batch, 4)}
+        def loss(outputs, batch):
+            return outputs.square().mean()
+        make = Model
+    """), {}, None), dtype="float32")
+    assert [value.name for value in graph.context.buffers] == ["table"]
+    assert "table_2" in graph.context.outputs
+
+
 def test_names_without_meaning(model_file: Callable[[str], str]) -> None:
     graph, error = both(load_model(model_file(MEANINGLESS), {}, None))
     assert error < 1e-12
