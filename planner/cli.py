@@ -289,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
             leave_output()
         if session.debug and not isinstance(error, ReaderGone):
             raise
-        code = error.exit_code if isinstance(error, ReaderGone) else _report(error)
+        code = error.exit_code if isinstance(error, ReaderGone) else _report(error, session.command)
     if code:
         sys.exit(code)
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
+from hardware_profiles import PROFILE_SUFFIXES, Cluster, ProfileFormatError, resolve_cluster
 from hardware_profiles.measure import usable_cores
-from hardware_profiles.resolve import PROFILE_SUFFIXES
 from planner.clusters import Resize, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
