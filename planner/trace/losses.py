@@ -53,6 +53,17 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     return graph
 
 
+def added_up(graph: FlatGraph) -> frozenset[str]:
+    """The scalars that add others, each a sum over the batch itself, up to the sum of a separated loss."""
+    found, pending = set[str](), [graph.outputs[0]]
+    while pending:
+        node = graph.by_name.get(pending.pop())
+        if node is not None and node.type.shape == () and node.base in LINEAR | ADDING:
+            found.update([node.name] if node.base in ADDING else [])
+            pending.extend(node.operands)
+    return frozenset(found)
+
+
 def _place(graph: FlatGraph, name: str) -> str:
     """What an error names: the line that computes a value, else the model."""
     return place(graph.by_name[name], graph.where) if name in graph.by_name else graph.where
@@ -116,7 +127,7 @@ class _Separator:
             arguments = dict(node.arguments)
         if node.op in ("div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
             return self._scaled(node, arguments["self"].name, arguments.get("other"))
-        if node.base in ("add", "sub"):
+        if node.base in ("add", "sub", "rsub"):
             return self._added(node, arguments)
         raise self._refuse(node, f"it ends in {node.base}")
 
@@ -222,13 +233,20 @@ class _Separator:
         return node.type.dtype == "bool"
 
     def _added(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
-        """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion."""
+        """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion. A number
+        is the average of as many terms as the other has."""
         first, second = arguments["self"], arguments["other"]
-        assert isinstance(first, Ref)
-        if second == 0:  # Python's sum() begins with it.
-            return self.parts(first.name)
-        if not isinstance(second, Ref):
-            raise self._refuse(node, "it adds a number")
+        if node.base == "rsub":
+            first, second = second, first
+        alpha = arguments.get("alpha", 1)
+        assert isinstance(alpha, (int, float))
+        op, sign = ("add.Tensor", alpha) if node.base == "add" else ("sub.Tensor", -alpha)
+        if isinstance(first, Ref) and isinstance(second, (int, float)):
+            return self._shifted(node, first.name, 1, sign * second)
+        if isinstance(second, Ref) and isinstance(first, (int, float)):
+            return self._shifted(node, second.name, sign, first)
+        if not isinstance(first, Ref) or not isinstance(second, Ref):
+            raise self._refuse(node, "it adds a number of samples")
         (total, weight), (other, its_weight) = self.parts(first.name), self.parts(second.name)
         proportion = self._proportion(weight, its_weight)
         if proportion is None:
@@ -236,9 +254,20 @@ class _Separator:
         if proportion != 1:
             scale = (("self", Ref(other)), ("other", proportion))
             other = self._add("scaled", "mul.Tensor", scale, node.type, node, self._node(other).differentiable)
-        operands = {"self": Ref(total), "other": Ref(other)}
-        both = tuple((key, operands.get(key, value)) for key, value in node.arguments)
-        return self._add("added", node.op, both, node.type, node, node.differentiable), weight
+        both = (("self", Ref(total)), ("other", Ref(other)), ("alpha", alpha))
+        return self._add("added", op, both, node.type, node, node.differentiable), weight
+
+    def _shifted(self, node: Node, average: str, factor: float, number: float) -> tuple[str, str]:
+        """``factor * average + number``: each of the average's terms is more by the number."""
+        total, weight = self.parts(average)
+        differentiable = self._node(total).differentiable
+        if factor != 1:
+            scale = (("self", Ref(total)), ("other", factor))
+            total = self._add("scaled", "mul.Tensor", scale, node.type, node, differentiable)
+        if number == 0:  # Python's sum() begins with it.
+            return total, weight
+        arguments = (("self", Ref(total)), ("other", Ref(weight)), ("alpha", number))
+        return self._add("shifted", "add.Tensor", arguments, node.type, node, differentiable), weight
 
     def _proportion(self, first: str, second: str) -> float | None:
         """How many times the second weight the first is, whatever the batch; None where that is not known."""

@@ -18,6 +18,7 @@ from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.trace.along import along, contracted
 from planner.trace.export import BATCH
 from planner.trace.flat import CONSTANT, FlatGraph, place
+from planner.trace.losses import added_up
 from planner.trace.order import PLAIN, Order, batch_dims, factor, orders, reshaped, sliced
 from planner.trace.positions import Positions
 
@@ -71,6 +72,7 @@ class _Walk:
     def __init__(self, graph: FlatGraph) -> None:
         self.graph = graph
         self.positions = Positions(graph)
+        self.added_up = added_up(graph)
         self.sized = {
             extent for name, type_ in graph.inputs.items() if not name.startswith("batch:") for extent in type_.shape
         }
@@ -199,7 +201,8 @@ class _Walk:
             return
         order = next(iter(self._fitting(node)), None)
         for name, kind in zip(node.operands, kinds, strict=True):
-            if kind is not Kind.PLACE or self.positions.uniform(name, order) is not False:
+            counted = name == self.graph.outputs[1] and node.name in self.added_up  # as many terms as the loss divides by
+            if kind is not Kind.PLACE or counted or self.positions.uniform(name, order) is not False:
                 continue
             if node.base == "embedding_bag":
                 wrong = "finds a sample's ids by offsets, which nn.EmbeddingBag makes of the number of samples"

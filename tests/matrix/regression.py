@@ -21,6 +21,12 @@ def two_averages(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return loss(outputs, batch) + 3 * nn.functional.l1_loss(outputs[..., :5].sum(1), batch["target"][:, 0, :5])
 
 
+def overlap(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """How far what is there and what is found are from covering each other, where a mask has it; samples weigh unequally."""
+    there = batch["target"] > 0
+    return 1 - (outputs.sigmoid() * there).sum() / there.sum()
+
+
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,13 @@ from tests.matrix.workers import Workers
 
 Loss = Callable[[Tensor, dict[str, Tensor]], Tensor]
 pytestmark = pytest.mark.slow
-ROWS = [Row(accumulation=2, microbatch=3), Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe")]
+ROWS = [
+    Row(accumulation=2, microbatch=3), Row(data=2, zero=3, microbatch=3),
+    Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe"),
+]
 
 
-@pytest.mark.parametrize("loss", [regression.loss, regression.two_averages], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", [regression.loss, regression.two_averages, regression.overlap], ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row: Row, loss: Loss, tmp_path: Path) -> None:
     source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=loss)

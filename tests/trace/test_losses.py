@@ -61,6 +61,11 @@ MASKED = (
     "return F.cross_entropy(outputs, batch['labels']) + 0.1 * F.cross_entropy(2 * outputs, batch['labels'])",
     "w = torch.linspace(0.5, 2, 3); return sum(w[i] * F.cross_entropy((i + 1) * outputs, batch['labels']) for i in range(3))",
     "return F.mse_loss(outputs, batch['target']) / torch.tensor([2.0, 3.0])[1] * torch.ones(())",
+    "return 1 - F.cosine_similarity(outputs, batch['target'] + 1).mean()",
+    "return 3 - 2 * (0.25 + F.cross_entropy(outputs, batch['labels']) - 1.5)",
+    "w = batch['scale']; return 1 - (outputs[:, 0].sigmoid() * w).sum() / w.sum()",
+    "return torch.rsub(F.mse_loss(outputs, batch['target']), outputs.abs().mean(), alpha=2)",
+    "return torch.sub(F.mse_loss(outputs, batch['target']), 0.5, alpha=3)",
     "w = batch['scale']; return (outputs[:, 0] * w).sum() / w.sum() - 2 * (outputs[:, 1] * w).sum() / batch['scale'].sum()",
     "return 2 * (outputs ** 2).sum() + F.mse_loss(outputs, batch['target'], reduction='sum'), batch['scale'].sum()",
 ])
@@ -90,7 +95,7 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
     ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "different numbers of terms"),
     ("return F.cross_entropy(outputs, batch['labels']) + F.cross_entropy(outputs, batch['labels'], ignore_index=0)",
      "different numbers of terms"),
-    ("return F.mse_loss(outputs, batch['target']) + 1", "adds a number"),
+    ("return 1 - F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
     ("return outputs.max()", "ends in max"),
     ("return F.mse_loss(outputs, batch['target']) * torch.full((), len(outputs))", "by a computed value|batch size"),
     ("return F.mse_loss(outputs, batch['target']) * batch['scale'].mean()", "ends in mul by a computed value"),
@@ -120,7 +125,7 @@ def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("a = F.mse_loss(outputs, batch['target'])\n    return a + 1", "py:11: the loss does not decompose"),
+    ("a = F.mse_loss(outputs, batch['target'])\n    return a.exp() + 1", "py:11: the loss does not decompose"),
     ("a = (outputs ** 2).mean()\n    return a, batch['labels'].numel()", "py:10: the loss's sum is no sum over the batch"),
     ("a = outputs.sum()\n    return outputs.sum(), a", "py:10: the loss's weight depends on parameters"),
     ("a = batch['target'].mean()\n    return a", "py:10: the loss depends on no trained parameter"),
