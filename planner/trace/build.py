@@ -125,7 +125,10 @@ def _parameter(
     if nn.parameter.is_lazy(tensor):
         raise ModelError(where, f"parameter {fqn} is lazy: it has no shape yet", "give its module's sizes")
     if not tensor.is_floating_point():
-        raise ModelError(where, f"parameter {fqn} is {tensor.dtype}", "parameters must be floating point")
+        right = "parameters must be floating point"
+        if tensor.is_complex():
+            right = "keep pairs of real numbers, [..., 2], and compute with torch.view_as_complex of it"
+        raise ModelError(where, f"parameter {fqn} is {tensor.dtype}", right)
     stale = tensor.untyped_storage()._cdata in recorder.stale
     return Parameter(
         fqn=fqn,

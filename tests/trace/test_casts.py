@@ -40,6 +40,7 @@ def traced(model_file: Callable[[str], str], cast: str, dtype: str) -> ModelGrap
     ("self.half()", "bfloat16", "parameter table is float16, and the job computes in bf16; --precision fp16, or"),
     ("self.h.half()", "float32", "parameter h.weight is float16, and the job computes in fp32; --precision fp16, or"),
     ("self.double()", "float32", "parameter table is float64, and the job computes in fp32; --precision fp64, or"),
+    ("self.table = nn.Parameter(torch.ones(16) * 1j)", "float32", "parameter table is torch.complex64; keep pairs of real"),
 ])
 def test_the_job_says_what_trained_parameters_are(
     model_file: Callable[[str], str], cast: str, dtype: str, said: str
