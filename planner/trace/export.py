@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._export.utils import _compiling_state_context
 from torch.export import ExportedProgram
 
@@ -347,6 +348,9 @@ def _untraceable(
     line = users_line(error) or source.where
     said = first_line(error)[:200]
     code = _code_at(line)
+    if isinstance(error, UncapturedHigherOrderOpError):
+        return ModelError(line, f"torch's operations that take functions (cond, scan, while_loop, map) are not supported{code}",
+                          "write a loop as Python's, which a trace unrolls, and a choice as torch.where of both results")
     if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
         if passed_through(error, "_detect_is_causal_mask"):
             return ModelError(line, f"torch looks at a mask's values to see whether it is causal{code}",

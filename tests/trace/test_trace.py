@@ -417,6 +417,8 @@ def make():
     ("with torch.autocast('cpu', dtype=torch.bfloat16):\n            x = x @ self.e.weight.T @ self.e.weight",
      r"user_model\.py:\d+: forward chooses a precision by itself \(torch.autocast\); leave it out: --precision bf16"),
     ("x = x.unknown()", "has no attribute 'unknown'"),
+    ("x = torch.cond(input_ids.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))",
+     r"user_model\.py:\d+: torch's operations that take functions .* not supported: x = torch.cond.* torch.where of both"),
 ])
 def test_untraceable(model_file: Callable[[str], str], forward: str, said: str) -> None:
     source = f"""
