@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._export.utils import _compiling_state_context
 from torch.export import ExportedProgram
 
@@ -348,7 +347,7 @@ def _untraceable(
     line = users_line(error) or source.where
     said = first_line(error)[:200]
     code = _code_at(line)
-    if isinstance(error, UncapturedHigherOrderOpError):
+    if type(error).__name__ == "UncapturedHigherOrderOpError":  # of torch._dynamo, which takes a second to import
         return ModelError(line, f"torch's operations that take functions (cond, scan, while_loop, map) are not supported{code}",
                           "write a loop as Python's, which a trace unrolls, and a choice as torch.where of both results")
     if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
