@@ -202,7 +202,7 @@ def _stage_units() -> list[str]:
 
 
 def _stage_forward(program: Program) -> list[str]:
-    names = [variable for *_, variable in program.batch]
+    names = [argument.variable for argument in program.batch]
     parameters = ["self", "*received", *names] + (["rng=None"] if program.random else [])
     lines = [f"def forward({', '.join(parameters)}):"]
     lines += _receive(program)
@@ -243,7 +243,7 @@ def _context_call(call: ContextCall, program: Program) -> list[str]:
 
 
 def _context_arguments(call: ContextCall, program: Program) -> list[str]:
-    device = f"{(call.arguments or (program.batch[0][-1],))[0]}.device"
+    device = f"{(call.arguments or (program.batch[0].variable,))[0]}.device"
     stream = [f'rng.block("{call.function}")'] if call.random else []
     return [*call.arguments, *(f'constant("{key}", {device})' for _, key in call.constants), *stream]
 
@@ -263,7 +263,7 @@ def _run(run: Run) -> list[str]:
 
 
 def _weigh(program: Program) -> list[str]:
-    names = ", ".join(variable for *_, variable in program.batch)
+    names = ", ".join(argument.variable for argument in program.batch)
     call = program.weight
     return [f"def weigh({names}):", '    """Weight of all terms of one micro-batch\'s loss."""',
             *wrap(f"return {call.function}({', '.join(_context_arguments(call, program))})", 4)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from codegen.bodies import attributes_of, lower_body, random_sites
 from codegen.naming import unique
-from codegen.program import BlockClass, Declaration, Function, Link, Program, Variable
+from codegen.program import Argument, BlockClass, Declaration, Function, Link, Program, Variable
 from codegen.stages import Chain, lower_chain, lower_context
 from planner.ir.body import Body
 from planner.ir.costed import Recompute
@@ -40,10 +40,7 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
     return Program(
         plan=plan, model=graph.name, classes=tuple(classes.values()), context=functions, calls=calls, weight=weight,
         chain=links, runs=chain.runs, cuts=chain.cuts,
-        batch=tuple(
-            (item.name, item.type, item.role, item.high, item.shown, item.like, chain.variable[item.name])
-            for item in graph.batch_inputs
-        ),
+        batch=tuple(Argument(given, chain.variable[given.name]) for given in graph.batch_inputs),
         loss=chain.variable[graph.loss],
         initialization={parameter.fqn: _typed(parameter) for parameter in graph.parameters},
         constants=graph.buffers, idle=_idle(graph),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from planner.ir.body import Node
-from planner.ir.graph import Buffer, InitStep
+from planner.ir.graph import BatchInput, Buffer, InitStep
 from planner.ir.placement import OpStrategy, Placement
 from planner.ir.plan import Plan
 from planner.ir.types import Dtype, LocalArgument, RankSize, TensorType
@@ -171,10 +171,17 @@ class Machine:
 COMMON = Machine(8)
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A batch input, and what the stages call it."""
+
+    given: BatchInput
+    variable: str
+
+
 @dataclass(frozen=True)
 class Program:
-    """The whole program. ``batch``: what the graph says of each batch input, and the stage's variable; ``loss``: that of the
-    loss; ``weight``: the context function of the weight.
+    """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
 
     ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
     ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``sent``: whole type and
@@ -190,7 +197,7 @@ class Program:
     chain: tuple[Link, ...]
     runs: tuple[Run, ...]
     cuts: tuple[Cut, ...]
-    batch: tuple[tuple[str, TensorType, str, int, int, tuple[str | float, ...], str], ...]
+    batch: tuple[Argument, ...]
     loss: str
     initialization: Mapping[str, tuple[InitStep, ...]]
     constants: tuple[Buffer, ...]

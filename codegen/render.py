@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from codegen.classes import dictionary, render_chain, render_class, render_made_for, render_stage
 from codegen.functions import render_function, wrap
-from codegen.program import COMMON, Machine, Program
+from codegen.program import COMMON, Argument, Machine, Program
 from planner.ir.plan import Mesh, Prediction
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -82,11 +82,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
     stages = [
         {"first": s.first, "last": s.last, "zero": _repeated([d.zero for d in s.decisions])} for s in plan.stages
     ]
-    inputs = [
-        {"name": name, "shape": tuple(type_.sizes(1)[1:]), "dtype": type_.dtype, "role": role, "high": high, "shown": shown,
-         "like": "" if like == ("normal",) else _literal(like), "argument": "" if variable == name else variable}
-        for name, type_, role, high, shown, like, variable in program.batch
-    ]
+    inputs = [_input(argument) for argument in program.batch]
     sized = any(entry["role"] == "tokens" and entry["shape"] == (plan.sequence,) for entry in inputs)
     flops = prediction.model_flops_per_device_s * devices * prediction.step_s / plan.batch.total if prediction else 0.0
     peak = prediction.model_flops_per_device_s / prediction.mfu if prediction and prediction.mfu else 0.0
@@ -107,6 +103,16 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
         "stages": stages, "inputs": inputs, "sized": sized, "sample_flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
         "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
         "untrained": "\n".join(wrap(f"untrained = {dictionary(program.untrained)}", 4)) if program.untrained else "",
+    }
+
+
+def _input(argument: Argument) -> dict[str, object]:
+    """What ``INPUTS`` says of a batch input; what is as usual stays empty."""
+    given = argument.given
+    return {
+        "name": given.name, "shape": tuple(given.type.sizes(1)[1:]), "dtype": given.type.dtype, "role": given.role,
+        "high": given.high, "shown": given.shown, "like": "" if given.like == ("normal",) else _literal(given.like),
+        "argument": "" if argument.variable == given.name else argument.variable,
     }
 
 
