@@ -223,3 +223,10 @@ def test_a_wrong_file_names_the_field(tmp_path: Path, text: str, says: str) -> N
         resolve_cluster(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_is_what_torch_counts() -> None:
+    """Each of the two dies of an MI250X is a GPU to a program, with half the memory; the two are nearest each other."""
+    cluster = resolve_cluster("mi250x:2")
+    assert (cluster.devices_per_node, cluster.devices) == (8, 16) and cluster.chip.memory_bytes < 2**36
+    assert [(level.name, level.size) for level in cluster.levels] == [("module", 2), ("node", 8), ("fabric", 16)]
