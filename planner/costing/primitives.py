@@ -173,7 +173,7 @@ def _made(tape: Tape, step: Step, at: int) -> int:
         return PART
     if base in _EXPANDS and alike:
         return PASS
-    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or (at == 0 and base in _HANDS_FIRST_ON)
+    hands_on = (base in _HANDS_ON and (at == 0 or _scale(step) == 1)) or at == _HANDED_ON.get(base)
     hands_on |= base in _ADDED and at == 0 and _scale(step, "beta") == 1
     if not hands_on or not alike:
         return made  # Summed over dims that only the result has, even if each is one (ATen/ExpandUtils.h, ``sum_to``).
@@ -192,7 +192,7 @@ def _whole(tape: Tape, step: Step, at: int) -> int:
     base = step.node.base if step.node is not None else ""
     if base in _ADDED and at == 0:
         return 0 if _scale(step, "beta") == 1 else tape.bytes_of(step.outputs[0])
-    if base in _PRODUCTS or (at and (base in _HANDS_ON or base in _HANDS_ON_FIRST)):
+    if base in _PRODUCTS or (at and base in _HANDS_ON) or at != _HANDS_ONE_ON.get(base, at):
         return 0 if base in _HANDS_ON and _scale(step) == 1 else tape.bytes_of(step.outputs[0])
     first, second = (tape.local.layouts[value].sizes for value in step.operands) if base == "matmul" else ((), ())
     if min(len(first), len(second)) < 3:
@@ -234,8 +234,9 @@ _FOLDED = {"linear": 1, "matmul": 2}
 """Products of more than two dims, with the dims that the fold leaves as they are."""
 _ADDED = frozenset({"addmm", "baddbmm"})
 _HANDS_ON = frozenset({"add", "clone", "contiguous", "frac"})
-_HANDS_ON_FIRST = frozenset({"addcdiv", "addcmul", "fmod", "remainder", "sub"})
-_HANDS_FIRST_ON = _HANDS_ON_FIRST | {"index_add", "scatter_add"}
+_HANDS_ONE_ON = {**dict.fromkeys(("addcdiv", "addcmul", "fmod", "remainder", "sub"), 0), "rsub": 1}
+"""Operations that hand the gradient on to one operand, with its position, and make the others'."""
+_HANDED_ON = _HANDS_ONE_ON | dict.fromkeys(("index_add", "scatter_add"), 0)
 _SPREADS = frozenset({"complex", "diag_embed", "sum"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 _LIKE = frozenset({"expand_as", "reshape_as", "view_as"})
@@ -244,7 +245,7 @@ _PERMUTES = frozenset({"permute", "transpose"})
 _LAYS_OUT = RESHAPES | {"view", "view_as"}
 _PRODUCTS = frozenset({
     "mul", "div", "pow", "where", "maximum", "minimum", "atan2", "hypot", "remainder", "fmod", "lerp", "clamp", "clamp_max",
-    "clamp_min", "xlogy",
+    "clamp_min", "masked_fill", "xlogy",
 })
 _JOINS = frozenset({"cat", "concat", "stack"})
 _CUTS = VIEW_FAMILY - _EXPANDS | _JOINS

@@ -58,7 +58,7 @@ _KEEP_INPUT = frozenset({
 _KEEP_BOTH = frozenset({"amax", "amin", "cumprod", "linalg_vector_norm", "logsumexp", "norm", "prod", "std"})
 _KEEP_NOTHING = VIEW_FAMILY | CREATIONS | frozenset({
     "add", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "flip", "mean", "neg", "repeat",
-    "repeat_interleave", "roll", "rsub", "select_scatter", "slice_scatter", "stack", "sub", "sum", "to", "_to_copy", "tril",
+    "roll", "rsub", "select_scatter", "slice_scatter", "stack", "sub", "sum", "to", "_to_copy", "tril",
     "triu", "trunc", "type_as", "ceil", "floor", "frac", "round", "sign", "zeros_like", "ones_like",
     "full_like", "empty_like", "channel_shuffle", "col2im", "diag_embed", "diagonal_scatter", "im2col",
     "pixel_shuffle", "pixel_unshuffle", "rot90", "trace", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
@@ -393,6 +393,15 @@ def _index(call: Call) -> Saved:
     return Saved(tuple(range(1, len(call.operands))))
 
 
+def _repeated(call: Call) -> Saved:
+    """``repeat_interleave`` as often as a tensor says: the place of each row, in that tensor's dtype."""
+    if len(call.operands) < 2:
+        return _NOTHING
+    dim = call.arguments.get("dim")
+    rows = call.outputs[0].sizes[dim if isinstance(dim, int) else 0]
+    return Saved((), (), rows * DTYPE_BYTES[call.operands[1].dtype])
+
+
 def _gather(call: Call) -> Saved:
     return Saved((0, 1))
 
@@ -485,9 +494,10 @@ _RULES: dict[str, _Rule] = {
     "matmul": _matmul, "max_pool2d": _max_pool, "maximum": _extremum, "minimum": _extremum, "mm": _batched,
     "mse_loss": _pair, "mul": _product, "nanquantile": _quantile, "native_dropout": _dropout,
     "nll_loss": _negative_likelihood, "nll_loss_nd": _negative_likelihood, "pad": _padded, "pow": _power, "prelu": _pair,
-    "quantile": _quantile, "remainder": _modulo, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
-    "scatter": _scattered, "scatter_add": _scattered, "slogdet": _determinant, "smooth_l1_loss": _pair,
-    "soft_margin_loss": _pair, "where": _condition, "xlogy": _pair, "_weight_norm": _weight_norm, GROUPED_PRODUCT: _grouped,
+    "quantile": _quantile, "remainder": _modulo, "repeat_interleave": _repeated, "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": _attention, "scatter": _scattered, "scatter_add": _scattered, "slogdet": _determinant,
+    "smooth_l1_loss": _pair, "soft_margin_loss": _pair, "where": _condition, "xlogy": _pair,
+    "_weight_norm": _weight_norm, GROUPED_PRODUCT: _grouped,
     **dict.fromkeys(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS, _convolution), **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(FOURIER, _transformed),
 }

@@ -54,8 +54,9 @@ def _quotient(call: Call) -> int:
 
 
 def _difference(call: Call) -> int:
-    """``-grad * alpha`` for what is taken away."""
-    return call.size if call.need(1) and call.arguments.get("alpha") not in (None, 1) else 0
+    """``-grad * alpha`` for what is taken away: by ``rsub`` the first."""
+    taken = 0 if call.node.base == "rsub" else 1
+    return call.size if call.need(taken) and call.arguments.get("alpha") not in (None, 1) else 0
 
 
 def _power(call: Call) -> int:
@@ -159,6 +160,11 @@ def _taken(call: Call) -> int:
     return call.operands[0].size_bytes
 
 
+def _repeated(call: Call) -> int:
+    """``repeat_interleave`` as often as a tensor says is an ``index_select``."""
+    return _taken(call) if len(call.operands) > 1 else 0
+
+
 def _scaled(call: Call) -> int:
     """``addmm``: a factor's gradient before it is multiplied by ``alpha``."""
     if call.arguments.get("alpha", 1) == 1:
@@ -212,7 +218,8 @@ _RULES: Mapping[str, Callable[[Call], int]] = {
     "fmod": _quotient, "gather": _taken, "index": _taken, "index_select": _taken, "kthvalue": _selected,
     "lerp": _between, "linalg_vector_norm": _length, "max": _selected, "maximum": _larger, "median": _selected,
     "min": _selected, "minimum": _larger, "mode": _selected, "mul": _conjugated, "nan_to_num": _finite, "nansum": _numbers,
-    "norm": _length, "pow": _power, "remainder": _quotient, "scatter_reduce": _scattered,
-    "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference, "var": _variance,
-    "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes), **dict.fromkeys(RECURRENT, _stepped),
+    "norm": _length, "pow": _power, "remainder": _quotient, "repeat_interleave": _repeated, "rsub": _difference,
+    "scatter_reduce": _scattered, "select_scatter": _patch, "slice_scatter": _patch, "std": _deviation, "sub": _difference,
+    "var": _variance, "where": _chosen, "xlogy": _logarithm, **dict.fromkeys(FOURIER, backward_bytes),
+    **dict.fromkeys(RECURRENT, _stepped),
 }

@@ -37,7 +37,9 @@ EXACT = [
     )),
     unary("pow.Tensor_Scalar", exponent=3), unary("pow.Tensor_Scalar", exponent=0.5), unary("clamp", min=0, max=1),
     unary("clamp", min=0, max=None), unary("clamp_min", min=0.5), unary("remainder.Scalar", other=0.7),
-    unary("rsub.Scalar", other=1),
+    unary("rsub.Scalar", other=1), unary("rsub.Scalar", other=1, alpha=2),
+    *(("rsub.Tensor", (("self", Ref("a")), ("other", Ref("b")), ("alpha", scale)), (first, S), S)
+      for first in (S, (32,), (2, 1, 32)) for scale in (1, 2)),
     ("pow.Scalar", (("self", 2.0), ("exponent", Ref("a"))), (S,), S),
     *(binary(base, second) for base in ("mul", "div") for second in ((2, 1, 32), (2, 16, 1))),
     ("atan2", (("self", Ref("a")), ("other", Ref("b"))), (S, S), S),
@@ -127,6 +129,35 @@ def test_what_rows_are_added_to_is_handed_its_gradient(base: str) -> None:
     arguments: Arguments = (("self", Ref("a")), ("dim", 1), ("index", Ref("i")), (added, Ref("b")))
     body = Body("Case", inputs, (), (), (Node("out", base, arguments, (inputs[0].type,), differentiable=True),), ("out",))
     assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize("learned", ["ab", "a", "b"])
+@pytest.mark.parametrize("mask", [S, (32,)])
+def test_a_learned_value_where_a_mask_says(mask: tuple[int, ...], learned: str) -> None:
+    """Its gradient is whole before it is summed to one number."""
+    types = {"a": TensorType(S, "float32"), "m": TensorType(mask, "bool"), "b": TensorType((), "float32")}
+    inputs = tuple(BodyValue(name, type_, name in learned) for name, type_ in types.items())
+    arguments: Arguments = (("self", Ref("a")), ("mask", Ref("m")), ("value", Ref("b")))
+    node = Node("out", "masked_fill.Tensor", arguments, (types["a"],), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+
+
+@pytest.mark.parametrize("counted", ["int64", "int32"])
+@pytest.mark.parametrize(("dim", "repeats", "shape"), [(0, 2, (6, 16, 32)), (1, 16, (2, 40, 32)), (-1, 32, (2, 16, 50)),
+                                                       (1, 1, (2, 64, 32)), (None, 1024, (1500,))])
+def test_rows_as_often_as_a_tensor_says(dim: int | None, repeats: int, shape: tuple[int, ...], counted: str) -> None:
+    """Their places are kept, in the dtype of that tensor, and rows are added up in a copy of zeros."""
+    inputs = (
+        BodyValue("a", TensorType(S, "float32"), True),
+        BodyValue("r", TensorType((repeats,), counted), False),  # type: ignore[arg-type]
+    )
+    rows = shape[0 if dim is None else dim]
+    arguments: Arguments = (("self", Ref("a")), ("repeats", Ref("r")), ("dim", dim), ("output_size", rows))
+    node = Node("out", "repeat_interleave.self_Tensor", arguments, (TensorType(shape, "float32"),), differentiable=True)
+    body = Body("Case", inputs, (), (), (node,), ("out",))
+    assert predicted(body) == peaks_by_torch(body, 1)
+    assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
