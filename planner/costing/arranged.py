@@ -23,17 +23,22 @@ class Arranged:
     @cached_property
     def dies(self) -> Mapping[int, tuple[str, ...]]:
         """Values that no variable holds, by the primitive that is the last to read them; the caller of an operation holds what
-        it is called with until all of it has run."""
+        it is called with until all of it has run. Of several results those that nothing reads are all called ``_``, which the
+        next takes over."""
         ends = {primitive.step: at for at, primitive in enumerate(self.primitives)}
         last = {
             value: ends[p.step] if value in self.local.steps[p.step].operands else at
             for at, p in enumerate(self.primitives) for value, _ in p.reads
         }
         dying: dict[int, list[str]] = {}
+        unread: list[str] = []
         for at, primitive in enumerate(self.primitives):
             for value, _ in primitive.makes:
                 if value not in self.named:
                     dying.setdefault(last.get(value, at), []).append(value)
+                elif len(primitive.makes) > 1 and value not in last and value not in self.local.outputs:
+                    dying.setdefault(at, []).extend(unread)
+                    unread = [value]
         return {at: tuple(values) for at, values in dying.items()}
 
     @cached_property

@@ -234,6 +234,30 @@ def test_what_a_composite_is_called_with_lives_until_it_returns() -> None:
     assert predicted(body).forward == forward_peak(normed, *shapes.values(), dtype=torch.bfloat16)
 
 
+def test_results_that_nothing_reads_share_a_variable() -> None:
+    """``_``, which the next such result takes over."""
+    def routed(x: Tensor) -> Tensor:
+        _, first = x.topk(8)
+        some = x.gather(-1, first)
+        _, second = some.topk(8)
+        return some.gather(-1, second)
+
+    few, places = TensorType((2, 16, 8), "float32"), TensorType((2, 16, 8), "int64")
+
+    def step(at: int, given: str) -> tuple[Node, ...]:
+        largest: Arguments = (("self", Ref(given)), ("k", 8), ("dim", -1), ("largest", True), ("sorted", True))
+        return (
+            Node(f"both{at}", "topk", largest, (few, places), differentiable=True),
+            Node(f"at{at}", "getitem", (("input", Ref(f"both{at}")), ("index", 1)), (places,)),
+            Node(f"some{at}", "gather", (("self", Ref(given)), ("dim", -1), ("index", Ref(f"at{at}"))), (few,),
+                 differentiable=True),
+        )
+
+    inputs = (BodyValue("a", TensorType(S, "float32"), True),)
+    body = Body("Case", inputs, (), (), (*step(0, "a"), *step(1, "some0")), ("some1",))
+    assert predicted(body).forward == forward_peak(routed, S, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("sizes", [(2, 16, 32, 32), (4, 32, 32, 32), (1, 8, 64, 64), (2, 16, 16, 64)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("base", "gates"), [("gru", 3), ("lstm", 4), ("rnn_tanh", 1)])
