@@ -40,7 +40,8 @@ UNREADABLE = (Exception, CheckpointException)
 LARGEST = 2**62
 """Counts of steps and samples beyond this are damage."""
 INCOMPLETE = ("no complete checkpoint", "a directory that --checkpoint wrote")
-_COMPLETE = re.compile(r"step-(\d{8})")
+FOLDER = re.compile(r"step-([0-9]{8,})(\.partial)?")
+"""What checkpoints are called: the step, and whether they are unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ def newest(directory: Path) -> Path | None:
     """The newest complete checkpoint in a directory, or None. Collective: rank 0 looks, all get its answer."""
     answer: list[Path | None] = [None]
     if dist.get_rank() == 0 and directory.is_dir():
-        found = [path for path in directory.iterdir() if _COMPLETE.fullmatch(path.name) and _is_complete(path)]
-        answer = [max(found, key=lambda path: path.name, default=None)]
+        names = {path: FOLDER.fullmatch(path.name) for path in directory.iterdir()}
+        steps = {int(name[1]): path for path, name in names.items() if name and not name[2] and _is_complete(path)}
+        answer = [steps[max(steps)] if steps else None]
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
 

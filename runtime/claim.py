@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from .checkpoint import FOLDER
 from .errors import ProgramError, raise_together
 
 FILE = ".in-use"
@@ -25,7 +25,6 @@ WAIT_S = 5.0
 """How long a run waits for one that has the directory: processes that are killed take a while."""
 OLD_S = 3600.0
 """What no run has touched for so long is left over, whoever began it."""
-_PARTIAL = re.compile(r"step-\d{8}\.partial")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -128,7 +127,8 @@ def _clear(directory: Path, sure: bool) -> None:
     a lock that does not reach from machine to machine says nothing of the others'."""
     now = (directory / FILE).stat().st_mtime
     for path in directory.iterdir():
-        if _PARTIAL.fullmatch(path.name) and path.is_dir():
+        name = FOLDER.fullmatch(path.name)
+        if name and name[2] and path.is_dir():
             touched = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
             if sure or now - touched > OLD_S:
                 shutil.rmtree(path, ignore_errors=True)

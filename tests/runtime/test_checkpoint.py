@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint import load_plain
+from runtime.checkpoint import load_plain, newest
 from runtime.errors import ProgramError
-from runtime.launch import parse_options
+from runtime.launch import parse_options, start
 from runtime.loop import train
 from tests.runtime.toy_program import Toy, build
 
@@ -66,3 +66,12 @@ def test_one_process_that_reads_a_checkpoint_is_not_warned_of_being_one(alone: N
         train(build(Toy()), parse_options(run))
         load_plain(tmp_path / "step-00000001")
     assert not [str(item.message) for item in told if "torch.distributed" in str(item.message)]
+
+
+def test_the_newest_is_that_of_the_largest_step_however_many_digits_it_has(alone: None, tmp_path: Path) -> None:
+    start(device="cpu")
+    for name in ("step-99999999", "step-100000000", "step-1000000000.partial", "step-2000000"):
+        (tmp_path / name).mkdir()
+        for file in (".metadata", "training.json"):
+            (tmp_path / name / file).touch()
+    assert newest(tmp_path) == tmp_path / "step-100000000"

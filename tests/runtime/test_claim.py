@@ -116,7 +116,7 @@ def test_a_claim_that_says_nothing_is_no_obstacle(text: str, tmp_path: Path) -> 
 
 def test_what_another_machine_may_be_writing_stays_for_an_hour(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"process": 1, "host": "one", "machine": "another"}))
-    old, new = left_over(tmp_path, 7), left_over(tmp_path, 8)
+    old, new = left_over(tmp_path, 700_000_000), left_over(tmp_path, 8)
     for path in (old, *old.iterdir()):
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 2 * module.OLD_S))
     assert claims(tmp_path)
