@@ -13,8 +13,10 @@ import json
 import operator
 import re
 import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,16 @@ def save(
     :class:`Progress`."""
     target = directory / f"step-{step:08d}"
     partial = target.with_name(target.name + ".partial")
-    _write(partial, _boxed(parameters) | others.boxed() | _moments(optimizer))
+    with writing_together(partial):
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    try:
+        _write(partial, _boxed(parameters) | others.boxed() | _moments(optimizer))
+    except ProgramError:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # It takes room that is asked for.
+        raise
     names = {**aliases, **others.aliases}
     value = loss_scale.value if loss_scale.enabled else None
     progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names)
@@ -205,17 +216,36 @@ def export(
 
     ``aliases``: further names of tied parameters, each with the FQN it is tied to.
     """
-    partial, aliases = file.with_name(file.name + ".partial"), {**aliases, **others.aliases}
-    _write(partial, {
-        held.fqn: BoxedTensor(held.layout.shape, tensor, held.boxes)
-        for held, tensor in zip(parameters, tensors, strict=True) if tensor is not None
-    } | others.boxed())
+    aliases, whole = {**aliases, **others.aliases}, {}
+    with _scratch(file) as scratch:
+        _write(scratch, {
+            held.fqn: BoxedTensor(held.layout.shape, tensor, held.boxes)
+            for held, tensor in zip(parameters, tensors, strict=True) if tensor is not None
+        } | others.boxed())
+        with writing_together(file):
+            if dist.get_rank() == 0:
+                whole = _whole(scratch)
     with writing_together(file):
         if dist.get_rank() == 0:
-            whole = _whole(partial)
-            shutil.rmtree(partial)
             with file.open("wb") as stream:  # torch's own does not say why it could not write.
                 torch.save(whole | {alias: whole[fqn] for alias, fqn in aliases.items() if fqn in whole}, stream)
+
+
+@contextmanager
+def _scratch(file: Path) -> Iterator[Path]:
+    """A new folder beside a file, so on its disk, which is removed again. Collective: rank 0 makes it, all get its path."""
+    made: list[Path | None] = [None]
+    with writing_together(file):
+        if dist.get_rank() == 0:
+            made = [Path(tempfile.mkdtemp(prefix=f"{file.name}.", suffix=".partial", dir=file.parent))]
+    dist.broadcast_object_list(made, src=0)
+    scratch = made[0]
+    assert scratch is not None
+    try:
+        yield scratch
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def export_start(
@@ -251,18 +281,13 @@ def _is_moment(key: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def _write(path: Path, state: dict[str, BoxedTensor]) -> None:
-    with writing_together(path):
-        if dist.get_rank() == 0:
-            shutil.rmtree(path, ignore_errors=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
+    """Write into a folder that is there. Collective."""
     try:
         write_state(state, storage_writer=BoxWriter(path), planner=BoxSavePlanner())
     except CheckpointException as failure:  # raised on all ranks alike
         causes = [error for error, _ in failure.failures.values() if isinstance(error, OSError)]
         if not causes:
             raise
-        if dist.get_rank() == 0:
-            shutil.rmtree(path, ignore_errors=True)  # It takes room that is asked for.
         raise unwritable(path, causes[0]) from None
 
 

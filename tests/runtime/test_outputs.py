@@ -9,6 +9,8 @@ import pytest
 from runtime import launch
 from runtime.errors import ProgramError
 from runtime.launch import check_outputs, parse_options
+from runtime.loop import train
+from tests.runtime.toy_program import Toy, build
 
 
 @pytest.fixture
@@ -67,3 +69,18 @@ def test_checkpoints_are_not_saved_inside_of_one(place: Path, directory: str, sa
 ])
 def test_what_is_apart_is_not(place: Path, arguments: str) -> None:
     check_outputs(parse_options(arguments.split()))
+
+
+def test_no_folder_of_the_users_is_taken_for_one_of_the_exports(alone: None, tmp_path: Path) -> None:
+    """Not even that of the run's own checkpoints."""
+    run = ["--steps", "1", "--checkpoint", str(tmp_path / "start.pt.partial")]
+    train(build(Toy()), parse_options(run))
+    (tmp_path / "gradients.pt.partial").mkdir()
+    (tmp_path / "gradients.pt.partial" / "notes").touch()
+    asked = ["--export-start", str(tmp_path / "start.pt"), "--dump-gradients", str(tmp_path / "gradients.pt")]
+    train(build(Toy()), parse_options([*run, "--steps", "2", *asked]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "gradients.pt", "gradients.pt.partial", "start.pt", "start.pt.partial",
+    ]
+    assert (tmp_path / "gradients.pt.partial" / "notes").exists()
+    assert {"step-00000001", "step-00000002"} <= {path.name for path in (tmp_path / "start.pt.partial").iterdir()}
