@@ -45,7 +45,7 @@ class Chip:
     once; ``hook_s``: what ZeRO's hooks add to one pass of one block, on the host (None: nobody measured it); ``host_s``: what
     the host needs for one operation that it gives to the device (None where the host itself computes, or nobody measured it);
     ``functions``: seconds an element of operations that are bound by arithmetic (``gelu``, ``gelu_backward``...), where that
-    can be more than their traffic.
+    can be more than their traffic; ``runs_torch``: whether programs of torch and nothing else run on it (not on TPUs).
     """
 
     name: str
@@ -67,6 +67,7 @@ class Chip:
     functions: Mapping[str, float] = field(default_factory=dict)
     attention_portable: float = 1.0
     memory_irregular: float = 1.0
+    runs_torch: bool = True
 
     @property
     def is_host(self) -> bool:

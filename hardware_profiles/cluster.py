@@ -75,7 +75,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over every number that can change a prediction (hosts and sources cannot)."""
+        """16 hex digits over every number that can change a prediction (hosts, sources and what runs there cannot)."""
         facts = asdict(self)
-        del facts["host_devices"], facts["sources"]
+        del facts["host_devices"], facts["sources"], facts["chip"]["runs_torch"]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

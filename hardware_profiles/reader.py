@@ -239,6 +239,7 @@ def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:
         functions={name: si[f"chip.functions.{name}"] for name in document.chip.functions},
         attention_portable=si.get("chip.attention_portable", 1.0),
         memory_irregular=si.get("chip.memory_irregular", 1.0),
+        runs_torch=document.chip.runs_torch,
     )
 
 

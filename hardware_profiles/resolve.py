@@ -115,6 +115,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
         **({} if cluster.host_devices is None else {"host_devices": cluster.host_devices}),
         "chip": {
             "name": chip.name,
+            **({} if chip.runs_torch else {"runs_torch": False}),
             "memory": quantity("chip.memory", chip.memory_bytes, "B"),
             "memory_bandwidth": quantity("chip.memory_bandwidth", chip.memory_bandwidth, "B/s"),
             "training_dtype": chip.training_dtype,

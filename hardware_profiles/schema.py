@@ -46,6 +46,7 @@ class ChipDocument(_Strict):
     """See :class:`hardware_profiles.chip.Chip`."""
 
     name: Annotated[str, Field(min_length=1)]
+    runs_torch: bool = True
     memory: Quantity
     memory_bandwidth: Quantity
     training_dtype: Literal["bfloat16", "float16", "float32", "float64"]

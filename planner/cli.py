@@ -154,6 +154,8 @@ def emit(
     if not bundle.prediction.fits:
         _progress(f"warning: {path}: {_excess(bundle.prediction)}")
     cluster = bundle.cluster
+    if not cluster.chip.runs_torch:
+        _progress(f"warning: {path}: torch's programs do not run on {cluster.chip.name}; plan for GPUs or CPU cores to run one")
     try:
         emit_program(
             bundle.plan, bundle.graph, output, prediction=bundle.prediction, plan_yaml=bundle.text,

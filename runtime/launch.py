@@ -224,13 +224,13 @@ def _writable(folder: Path) -> bool:
 
 def start(
     pipeline: int = 1, data: int = 1, tensor: int = 1, zero_group: int | None = None, device: str | None = None,
-    order: Sequence[str] = ("pipeline", "data", "tensor"),
+    order: Sequence[str] = ("pipeline", "data", "tensor"), *, accelerators: bool = False,
 ) -> World:
     """Join the process group (made from torchrun's environment unless there is one) and lay the mesh over it.
 
     ``zero_group``: data ranks that one ZeRO shard group spans (default: all). ``order``: of the axes in which ranks are
-    numbered, slowest to fastest. Raises ProgramError where the number of
-    processes is not what the plan was made for.
+    numbered, slowest to fastest. ``accelerators``: whether the plan is for any; a run on CPU cores instead is warned of unless
+    ``device`` asks for it. Raises ProgramError where the number of processes is not what the plan was made for.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count, wanted = _processes(), pipeline * data * tensor
@@ -238,6 +238,9 @@ def start(
         raise ProgramError(
             "torchrun", f"{count} processes", f"this plan needs {wanted} (pipeline {pipeline} x data {data} x tensor {tensor})"
         )
+    if accelerators and device is None and kind == "cpu" and _is_first():
+        wrong = "this plan is for accelerators and torch sees none: it trains on the CPU's cores"
+        print(f"warning: torch: {wrong}", file=sys.stderr, flush=True)
     if not dist.is_initialized():
         _join(kind)
     if kind == "cpu":

@@ -47,6 +47,15 @@ def test_what_emit_says_to_run_can_be_pasted(planned: tuple[Path, Outcome], tmp_
     assert f"run: torchrun --nproc-per-node 4 '{tmp_path / 'a program' / 'train.py'}'\n" in outcome.err
 
 
+def test_emit_warns_of_chips_that_run_no_programs_of_torch(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    assert run("plan", *SMALL, "--cluster", "tpu-v4:1", "--batch", 8, "-o", plan).code == 0
+    outcome = run("emit", plan, "-o", tmp_path / "program")
+    assert outcome.code == 0
+    assert f"warning: {plan}: torch's programs do not run on TPUv4; plan for GPUs or CPU cores to run one\n" in outcome.err
+    assert "warning" not in run("emit", planned[0], "-o", tmp_path / "other").err
+
+
 def test_a_program_is_started_on_hosts(tmp_path: Path) -> None:
     """Two of a GB200 rack's trays hold eight of the devices that NVLink joins: a node of the cluster, not of a launcher."""
     plan, program = tmp_path / "plan.yaml", tmp_path / "program"

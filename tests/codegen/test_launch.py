@@ -57,5 +57,10 @@ def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("host", [False, True])
+def test_a_program_knows_whether_it_was_planned_for_accelerators(host: bool, tmp_path: Path) -> None:
+    assert f"device=device, accelerators={not host})" in written(Machine(4, host), tmp_path)["train.py"]
+
+
+@pytest.mark.parametrize("host", [False, True])
 def test_slurm_is_asked_for_accelerators_where_there_are_any(host: bool, tmp_path: Path) -> None:
     assert ("#SBATCH --gpus-per-node=2\n" in written(Machine(2, host), tmp_path)["launch.sbatch"]) is not host

@@ -82,6 +82,14 @@ def test_the_fingerprint_follows_the_numbers_not_the_sources() -> None:
     assert cluster_from_yaml(text.replace("NVIDIA", "vendor")).fingerprint == resolve_cluster("dgx-h100:1").fingerprint
 
 
+def test_tpus_run_no_programs_of_torch_and_every_other_chip_does() -> None:
+    for name in PROFILES:
+        chip = resolve_cluster(f"{name}:1").chip
+        assert chip.runs_torch is not name.startswith("tpu-"), name
+    cluster = resolve_cluster("tpu-v4:1")
+    assert replace(cluster, chip=replace(cluster.chip, runs_torch=True)).fingerprint == cluster.fingerprint
+
+
 @pytest.mark.parametrize(
     ("spec", "says"),
     [

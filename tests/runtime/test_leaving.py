@@ -110,6 +110,19 @@ def test_half_of_torchruns_environment_is_named(
     assert str(wrong.value) == said
 
 
+@pytest.mark.parametrize(("accelerators", "sees", "device", "warned"), [
+    (True, False, None, True), (False, False, None, False), (True, False, "cpu", False), (True, True, "cpu", False),
+])
+def test_cpu_cores_in_the_place_of_accelerators_are_warned_of(
+    accelerators: bool, sees: bool, device: str | None, warned: bool, alone: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
+    launch.start(device=device, accelerators=accelerators)
+    said = "warning: torch: this plan is for accelerators and torch sees none: it trains on the CPU's cores\n"
+    assert capsys.readouterr().err == (said if warned else "")
+
+
 @pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
 def test_help_is_shown_once(
     rank: str | None, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

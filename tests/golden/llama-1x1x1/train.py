@@ -64,7 +64,7 @@ def build(device=None):
         schedule=SCHEDULE, virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
         shared=SHARED, made_for=MADE_FOR, betas=BETAS, epsilon=EPSILON, sequence=SEQUENCE, inputs=INPUTS,
     ))
-    world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device)
+    world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device, accelerators=True)
     pipeline = MESH["pipeline"]
     owned = [stages_of_rank(SCHEDULE, pipeline, rank, VIRTUAL) for rank in range(pipeline)]
     owner = [next(r for r in range(pipeline) if index in owned[r]) for index in range(len(STAGES))]
