@@ -131,8 +131,11 @@ class TokenFile:
             header = json.loads(line)
         except ValueError:
             header = None
-        if not isinstance(header, dict) or header.get("format") != FORMAT or str(header.get("dtype")) not in WIDTHS:
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise ProgramError(str(self.path), "no token file", right)
+        if header.get("dtype") not in tuple(WIDTHS):
+            wrong = f"its tokens are of dtype {str(json.dumps(header.get('dtype')))[:60]}"
+            raise ProgramError(str(self.path), wrong, f"write them as {' or '.join(WIDTHS)}")
         if not isinstance(header.get("tokens"), int) or header.get("version") != 1:
             raise ProgramError(str(self.path), "a header without a count of tokens or of another version", right)
         return header, len(line)

@@ -125,6 +125,11 @@ def test_a_file_that_is_wrong_says_what(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("Once upon a time")
     with pytest.raises(ProgramError, match=r"no token file; a token file, as examples/prepare_text\.py writes it"):
         TokenFile(tmp_path / "text", 0, 4)
+    for dtype, told in ("int64", '"int64"'), (None, "null"), (["uint16"], r'\["uint16"\]'):
+        header = {"format": "shardwright-tokens", "version": 1, "dtype": dtype, "tokens": 1}
+        (tmp_path / "wide").write_text(json.dumps(header) + "\n")
+        with pytest.raises(ProgramError, match=rf"wide: its tokens are of dtype {told}; write them as uint16 or uint32$"):
+            TokenFile(tmp_path / "wide", 0, 4)
     with pytest.raises(ProgramError, match="truncated: 5 tokens; its header says 9"):
         TokenFile(token_file(tmp_path / "short", [1, 2, 3, 4, 5], claimed=9), 0, 4)
     with pytest.raises(ProgramError, match="5 tokens; one sample needs 9"):
