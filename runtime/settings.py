@@ -30,9 +30,9 @@ class MadeFor:
 class Settings:
     """The numbers. ``mesh``: degrees of pipeline, data and tensor; ``total`` and ``micro``: samples; ``stages``: (first
     block, last (exclusive), ZeRO stage of each block); ``recomputes``: what every block of the chain makes again in its
-    backward pass; ``shared``: the blocks that each tied parameter is part of; ``sequence``: tokens of a sample, where those
-    of ``inputs`` are as many (None: they are others); ``made_for``: what of all this ``model.py`` was emitted for;
-    ``betas``, ``epsilon``: AdamW's."""
+    backward pass; ``shared``: the blocks that each tied parameter is part of; ``sequence``: tokens of a sample (0: it is no
+    sequence); ``inputs``: of ``model.py``, where those of tokens are as long; ``made_for``: what of all this ``model.py`` was
+    emitted for; ``betas``, ``epsilon``: AdamW's."""
 
     precision: str
     mesh: Mapping[str, int]
@@ -48,7 +48,7 @@ class Settings:
     made_for: MadeFor
     betas: Sequence[float]
     epsilon: float
-    sequence: int | None = None
+    sequence: int
     inputs: Sequence[BatchInput] = ()
 
 
@@ -103,10 +103,13 @@ def _check_optimizer(settings: Settings) -> None:
 
 
 def _check_sequence(settings: Settings) -> None:
+    sequence: object = settings.sequence
+    if type(sequence) is not int or sequence < 0:
+        raise ProgramError(f"{FILE}: SEQUENCE", f"is {sequence!r}", "a whole number from 0 up")
     for entry in settings.inputs:
-        if entry.role == "tokens" and settings.sequence is not None and tuple(entry.shape) != (settings.sequence,):
+        if entry.role == "tokens" and tuple(entry.shape) != (sequence,):
             raise ProgramError(
-                f"{FILE}: SEQUENCE", f"is {settings.sequence!r}, and model.py takes {entry.name} of shape {tuple(entry.shape)}",
+                f"{FILE}: SEQUENCE", f"is {sequence}, and model.py takes {entry.name} of shape {tuple(entry.shape)}",
                 "put it back; for another length trace the model anew (plan --seq)",
             )
 

@@ -49,6 +49,8 @@ def test_good_settings_pass() -> None:
     ({"epsilon": -1.0}, "EPSILON: is -1.0; a positive number"), ({"epsilon": 0}, "EPSILON: is 0"),
     ({"epsilon": float("inf")}, "EPSILON: is inf"), ({"epsilon": None}, "EPSILON: is None"),
     ({"sequence": 64}, r"SEQUENCE: is 64, and model.py takes input_ids of shape \(32,\); put it back"),
+    ({"sequence": "32", "inputs": ()}, "SEQUENCE: is '32'; a whole number from 0 up"), ({"sequence": -1}, "SEQUENCE: is -1; a"),
+    ({"sequence": None}, "SEQUENCE: is None"), ({"sequence": 32.0}, "SEQUENCE: is 32.0"),
     ({"precision": "fp32"}, "PRECISION: is 'fp32', and model.py is made for 'bf16'; put it back, or change"),
     ({"mesh": {"pipeline": 2, "data": 1, "tensor": 2}, "zero_group": 1, "total": 8}, "MESH: tensor is 2, and model.py is made"),
     ({"stages": [(0, 2, [0, 1]), (2, 5, [3] * 3)]}, r"STAGES: begin at blocks \(0, 2\), and model.py is made for \(0, 3\)"),
