@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import operator
-import re
 import shutil
 import tempfile
 import warnings
@@ -32,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
 from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner, BoxWriter
 from .errors import ProgramError, raise_together, unwritable, writing_together
+from .folders import is_checkpoint, newest_in
 from .optimizer import LossScale, Optimizer
 from .parameters import Held
 from .state import NOTHING, Unchanging
@@ -42,8 +42,6 @@ UNREADABLE = (Exception, CheckpointException)
 LARGEST = 2**62
 """Counts of steps and samples beyond this are damage."""
 INCOMPLETE = ("no complete checkpoint", "a directory that --checkpoint wrote")
-FOLDER = re.compile(r"step-([0-9]{8,})(\.partial)?")
-"""What checkpoints are called: the step, and whether they are unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +94,9 @@ def newest(directory: Path) -> Path | None:
     """The newest complete checkpoint in a directory, or None. Collective: rank 0 looks, all get its answer."""
     answer: list[Path | None] = [None]
     if dist.get_rank() == 0 and directory.is_dir():
-        names = {path: FOLDER.fullmatch(path.name) for path in directory.iterdir()}
-        steps = {int(name[1]): path for path, name in names.items() if name and not name[2] and _is_complete(path)}
-        answer = [steps[max(steps)] if steps else None]
+        answer = [newest_in(directory)]
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether both files are there that are written last: a copy that was broken off may lack them."""
-    return all((path / name).is_file() for name in (".metadata", "training.json"))
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a checkpoint itself, not one of checkpoints: its list of tensors is there, whatever else is not."""
-    return (path / ".metadata").is_file()
 
 
 def load(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from .checkpoint import FOLDER
 from .errors import ProgramError, raise_together
+from .folders import FOLDER
 
 FILE = ".in-use"
 WAIT_S = 5.0

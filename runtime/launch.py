@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .checkpoint import is_checkpoint
 from .collectives import TensorAxis
 from .errors import ProgramError, raise_together
+from .folders import is_checkpoint
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
