@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from codegen.classes import dictionary, render_chain, render_class, render_made_for, render_stage
 from codegen.functions import render_function, wrap
+from codegen.naming import escaped
 from codegen.program import COMMON, Argument, Machine, Program
 from planner.ir.plan import Mesh, Prediction
 
@@ -93,7 +94,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
             f"{prediction.peak_memory_bytes / 2**30:.3g} GiB at the peak"
         )
     return {
-        "model": program.model, "mesh": _summary(program), "summary": _summary(program), "per_node": local,
+        "model": escaped(program.model), "mesh": _summary(program), "summary": _summary(program), "per_node": local,
         "nodes": -(-devices // local), "gpus": not machine.host,
         "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
         "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),

@@ -144,6 +144,10 @@ def _context(graph: FlatGraph, names: _Names) -> Body:
     nodes = tuple(node for node in graph.nodes if node.name in graph.context)
     operands = dict.fromkeys(name for node in nodes for name in node.operands)
     renamed = names.context | {name: _bare(name) for name in operands if ":" in name}
+    for name in operands:
+        if name.startswith("buffer:") and f"batch:{_bare(name)}" in operands:
+            wrong = f"{_bare(name)} is a batch input and a buffer, and what depends on no parameter reads both"
+            raise ModelError(graph.where, wrong, "give one of them another name")
     return Body(
         name="Context",
         inputs=tuple(BodyValue(_bare(n), graph.inputs[n]) for n in operands if n.startswith("batch:")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import keyword
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -65,10 +66,13 @@ def _called(source: ModelSource, dtype: str, sequence: int | None, samples: int)
     if not isinstance(given, Mapping) or not given or not all(isinstance(value, Tensor) for value in given.values()):
         raise ModelError(source.where, "example_inputs(batch, seq) returned no dict of tensors")
     for name, tensor in given.items():
+        if not str(name).isidentifier() or keyword.iskeyword(str(name)):
+            raise ModelError(source.where, f"example_inputs: the key {name!r} is no name of an argument",
+                             "give an identifier that is no keyword of Python")
         _check_kind(source, name, tensor)
-        if not tensor.dim() or tensor.shape[0] != samples or not str(name).isidentifier():
+        if not tensor.dim() or tensor.shape[0] != samples:
             raise ModelError(source.where, f"example_inputs: {name} has shape {_shape(tensor)} with a batch of {samples}",
-                             "the first dim must be the batch, the key an identifier")
+                             "the first dim must be the batch")
     return {str(name): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in given.items()}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,14 @@ def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Pat
     assert done.stdout == f"{start} gpt --rdzv-backend c10d --rdzv-endpoint one:29500 {tmp_path}/train.py --steps 3\n"
     done = launched(tmp_path, MASTER_ADDR="one", MASTER_PORT="3000", SLURM_JOB_ID="17")
     assert f"{start} 17 --rdzv-backend c10d --rdzv-endpoint one:3000 " in done.stdout
+
+
+def test_a_models_name_may_hold_anything() -> None:
+    """An ``hf:`` model is called as its folder is."""
+    graph = traced("gpt")
+    files = render(replace(lower(plan_of(graph, data=4), graph), model='a"""b\\N\nc'))
+    for file in ("model.py", "train.py"):
+        assert 'a"""b\\N\nc' in str(ast.get_docstring(ast.parse(files[file]), clean=False))
 
 
 @pytest.mark.parametrize("host", [False, True])

@@ -165,6 +165,8 @@ def test_a_compiled_librarys_line_is_not_the_users(
     ("exit('no data')", ":5: example_inputs failed: SystemExit: no data"),
     ("{'input': __import__('numpy').stack([])}", ":5: example_inputs failed: ValueError: need at least one array"),
     ("[torch.zeros(batch, 4)]", ":make: example_inputs(batch, seq) returned no dict of tensors"),
+    ("{'class': torch.zeros(batch, 4)}", ":make: example_inputs: the key 'class' is no name of an argument; give an"),
+    ("{'the input': torch.zeros(batch, 4)}", ":make: example_inputs: the key 'the input' is no name of an argument; give an"),
     ("{'input': torch.zeros(4, batch)}", ":make: example_inputs: input has shape (4, 2) with a batch of 2; the first dim must"),
     ("{'input': torch.zeros(batch, batch)}", ":make: example_inputs: input has shape (2, 2) in float32 with a batch of 2, "
      "(3, 3) in float32 of 3; only the first dim may depend on the batch"),
@@ -182,6 +184,35 @@ def test_example_inputs(refused: Refused, write: Callable[[str], str], line: str
         assert "labels" in refused(f"{path}:make")
     else:
         assert refused(f"{path}:make").startswith(path + said)
+
+
+def test_a_batch_input_and_a_buffer_of_one_name(refused: Refused, write: Callable[[str], str]) -> None:
+    """Where what depends on no parameter reads both."""
+    path = write("""import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.register_buffer('mask', torch.ones(4))
+    def forward(self, x, mask):
+        scale = (mask * self.mask).softmax(-1)
+        return self.net(x) * scale
+
+def example_inputs(batch, seq):
+    return {'x': torch.zeros(batch, 4), 'mask': torch.ones(batch, 4)}
+
+def loss(outputs, batch):
+    return outputs.square().mean()
+
+def make():
+    return Model()
+""")
+    assert refused(f"{path}:make") == (
+        f"{path}:make: mask is a batch input and a buffer, and what depends on no parameter reads both; "
+        "give one of them another name"
+    )
 
 
 def test_inputs_that_no_argument_takes(refused: Refused, write: Callable[[str], str]) -> None:
