@@ -13,6 +13,7 @@ from types import ModuleType, UnionType
 from typing import Any
 
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from planner.ir.errors import ModelError
 from planner.trace.hugging_face import load_hugging_face
@@ -93,6 +94,9 @@ def _running(path: Path, doing: str) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:  # a model file is user code: any exception in it is an input error
         where = users_line(error, path.parent) or str(path)
+        if isinstance(error, DataDependentOutputException):
+            wrong = f"{doing} looks at the values of weights ({error.func}), which are not computed while planning"
+            raise ModelError(where, wrong, "do without; torch's orthogonal() takes use_trivialization=False") from error
         raise ModelError(where, f"{doing} failed: {type(error).__name__}: {first_line(error)}") from error
 
 

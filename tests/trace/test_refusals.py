@@ -123,6 +123,19 @@ def test_a_library_beside_the_file_is_named(refused: Refused, write: Callable[[s
         f"{tmp_path}/beside.py:2: building the model failed: ZeroDivisionError: integer division or modulo by zero")
 
 
+def test_a_constructor_that_looks_at_weights(refused: Refused, write: Callable[[str], str]) -> None:
+    path = write("""from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
+
+def make():
+    return orthogonal(nn.Linear(32, 32))
+""")
+    assert refused(f"{path}:make") == (
+        f"{path}:5: building the model looks at the values of weights (aten.allclose.default), which are not computed while "
+        "planning; do without; torch's orthogonal() takes use_trivialization=False"
+    )
+
+
 def test_forward_that_raises(refused: Refused, write: Callable[[str], str]) -> None:
     path = write("""from torch import nn
 
