@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
@@ -57,7 +57,8 @@ class World:
     """This rank's place in the mesh.
 
     ``data_mesh``: 1-D over the data ranks, or 2-D (replicate x shard) where a ZeRO group spans fewer. ``data_group``:
-    all data ranks. ``pipeline_group``: the ranks of one pipeline (None without).
+    all data ranks. ``pipeline_group``: the ranks of one pipeline (None without). ``stands_in``: whether the device is a CPU
+    that nobody asked for, in the place of an accelerator.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class World:
     data_mesh: DeviceMesh
     data_group: ProcessGroup
     tensor: TensorAxis
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,8 @@ def start(
     """Join the process group (made from torchrun's environment unless there is one) and lay the mesh over it.
 
     ``zero_group``: data ranks that one ZeRO shard group spans (default: all). ``order``: of the axes in which ranks are
-    numbered, slowest to fastest. ``accelerators``: whether the plan is for any; a run on CPU cores instead is warned of unless
-    ``device`` asks for it. Raises ProgramError where the number of processes is not what the plan was made for.
+    numbered, slowest to fastest. ``accelerators``: whether the plan is for any. Raises ProgramError where the number of
+    processes is not what the plan was made for.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count, wanted = _processes(), pipeline * data * tensor
@@ -238,15 +240,13 @@ def start(
         raise ProgramError(
             "torchrun", f"{count} processes", f"this plan needs {wanted} (pipeline {pipeline} x data {data} x tensor {tensor})"
         )
-    if accelerators and device is None and kind == "cpu" and _is_first():
-        wrong = "this plan is for accelerators and torch sees none: it trains on the CPU's cores"
-        print(f"warning: torch: {wrong}", file=sys.stderr, flush=True)
     if not dist.is_initialized():
         _join(kind)
     if kind == "cpu":
         _keep_freed_memory()
     place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
-    return _lay(place, {"pipeline": pipeline, "data": data, "tensor": tensor}, order, zero_group or data)
+    world = _lay(place, {"pipeline": pipeline, "data": data, "tensor": tensor}, order, zero_group or data)
+    return replace(world, stands_in=accelerators and device is None and kind == "cpu")
 
 
 def _processes() -> int:

@@ -202,6 +202,8 @@ def _train(program: Program, options: Options) -> None:
         if program.runner.split_backward:
             raise ProgramError("--compile", "loses gradients under a zero-bubble schedule", "leave it out")
         compile_blocks(program.modules)
+    if program.world.stands_in and program.world.rank == 0:
+        print("this plan is for accelerators and torch sees none: it trains on the CPU's cores", flush=True)
     if trainer.done and program.world.rank == 0:
         left = "" if trainer.done < options.steps else f": nothing is left to do up to step {options.steps}"
         print(f"resumed from {options.checkpoint} after step {trainer.done}{left}", flush=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtime import launch
 from runtime.errors import ProgramError
+from runtime.loop import train
+from tests.runtime.toy_program import Toy, build
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -113,14 +116,17 @@ def test_half_of_torchruns_environment_is_named(
 @pytest.mark.parametrize(("accelerators", "sees", "device", "warned"), [
     (True, False, None, True), (False, False, None, False), (True, False, "cpu", False), (True, True, "cpu", False),
 ])
-def test_cpu_cores_in_the_place_of_accelerators_are_warned_of(
+def test_cpu_cores_in_the_place_of_accelerators_are_told_of(
     accelerators: bool, sees: bool, device: str | None, warned: bool, alone: None, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Once a run begins: what is wrong with one is still a single line."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
-    launch.start(device=device, accelerators=accelerators)
-    said = "warning: torch: this plan is for accelerators and torch sees none: it trains on the CPU's cores\n"
-    assert capsys.readouterr().err == (said if warned else "")
+    world = launch.start(device=device, accelerators=accelerators)
+    assert not capsys.readouterr().out
+    train(replace(build(Toy()), world=world), launch.parse_options(["--steps", "1"]))
+    said = "this plan is for accelerators and torch sees none: it trains on the CPU's cores"
+    assert (said in capsys.readouterr().out.splitlines()) == warned
 
 
 @pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
