@@ -31,11 +31,12 @@ def test_a_candidate_that_a_wide_gap_passes_over_counts(seed: int, memory: int) 
 def test_a_time_limit_holds_where_micro_batches_are_many() -> None:
     """What practice begins with, the smallest micro-batch, is millions of actions there: quicker ones are few.
 
-    An idle machine needs a fifth of the limit; one that is shared several times as much."""
+    The limit is many times what a shared machine needs, so that the answer is not the clock's."""
+    limit_s = 120.0
     costed, begin = make_costed(GRAPH, 0, zeros=(0,), levels=("none",), crossing=5), time.perf_counter()
-    request = Request(2**20, 4, "fp32", parse_pins(["pipeline=2"]), time_limit_s=10.0)
+    request = Request(2**20, 4, "fp32", parse_pins(["pipeline=2"]), time_limit_s=limit_s)
     result = searching.search(GRAPH, make_cluster(2, 10**9), request, costing=Always(costed))
-    assert time.perf_counter() - begin < 30.0
+    assert time.perf_counter() - begin < 2 * limit_s
     assert result.optimality_gap < 0.05 and result.plan.batch.accumulation < 100
 
 

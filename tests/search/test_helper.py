@@ -166,7 +166,7 @@ def test_what_it_still_has_when_time_is_over_is_not_proven(
     monkeypatch.setattr(Helper, "answer", lambda *_: None)
     monkeypatch.setattr(Helper, "back", lambda *_: None)
     monkeypatch.setattr(searching._State, "_begun", lambda *_: 10**9)
-    result = searched(time_limit_s=1.0)
+    result = searched(time_limit_s=4.0)
     assert away and not heard
     assert result.lower_bound_s <= min(node.bound for node in away) < alone_s
 

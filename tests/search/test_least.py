@@ -42,7 +42,7 @@ def test_no_plan_needs_less(schedule: ScheduleName, pipeline: int, virtual: int,
     template = Plan("made", "", "made", "", "fp32", 4, Mesh(pipeline=pipeline, data=data), Batch(4 * data, 1, 4),
                     Schedule(schedule, virtual), data, (), costed.placements[0])
     expected = min(evaluate(plan, costed, cluster).peak_memory_bytes for plan in every_plan(template, costed, choices))
-    least = LeastMemory(graph, candidates, lambda _: costed, cluster, request, NAMES, time.perf_counter() + 20).run()
+    least = LeastMemory(graph, candidates, lambda _: costed, cluster, request, NAMES, time.perf_counter() + 120).run()
     assert least is not None
     assert evaluate(least.plan, costed, cluster).peak_memory_bytes == least.peak_bytes == expected
     assert expected - 1 <= least.bound_bytes <= expected

@@ -30,8 +30,10 @@ def test_news_are_steps_and_gaps_that_hold(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(bound <= best_s * (1 + 1e-9) for bound in bounds) and bounds[-1] > bounds[0]
 
 
-def test_no_news_of_a_short_search() -> None:
+def test_no_news_of_a_short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "NEWS_S", 60.0)
+
     def heard(step_s: float, gap: float) -> None:
         raise AssertionError(step_s, gap)
 
-    searching.search(GRAPH, make_cluster(4, 700), Request(8, 4, "fp32", time_limit_s=2.0), costing=lambda _: COSTED, news=heard)
+    searching.search(GRAPH, make_cluster(4, 700), Request(8, 4, "fp32"), costing=lambda _: COSTED, news=heard)
