@@ -17,7 +17,6 @@ from planner.clusters import Resize, resized
 from planner.constraints import Condition, Constraints, Limit, flag_of
 from planner.constraints_conflicts import smallest_conflict
 from planner.decisions import decisions_of
-from planner.evaluate import replayed
 from planner.ir.errors import NoPlanFits, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
@@ -65,10 +64,11 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why nothing fits. ``limit_bytes``: of one device; ``needed_bytes``: of the plan that needs the least;
-    ``proven_bytes``: no plan needs less; ``conflict``: constraints that leave no plan on this cluster, none of which can be
-    left out (empty: no plan fits even without any); ``smallest``: whether it is proven that no smaller set conflicts;
-    ``remedies``: cheapest first; ``undecided``: changes that the time was too short to tell of, with their kinds."""
+    """Why nothing fits. ``limit_bytes``: of one device; ``needed_bytes``: of the plan that needs the least, as replayed;
+    ``proven_bytes``: by its sums, which the replay may be below, no plan needs less; ``conflict``: constraints that leave no
+    plan on this cluster, none of which can be left out (empty: no plan fits even without any); ``smallest``: whether it is
+    proven that no smaller set conflicts; ``remedies``: cheapest first; ``undecided``: changes that the time was too short to
+    tell of, with their kinds."""
 
     shortage: str
     limit_bytes: int
@@ -152,7 +152,7 @@ def explain(
     remedies = [change.remedy() for change in changes]
     remedies.sort(key=lambda remedy: (KINDS.index(remedy.kind), remedy.prediction.step_s))
     return Explanation(
-        shortage(least), request.limited(cluster).chip.memory_bytes, least.peak_bytes, least.bound_bytes,
+        shortage(least), request.limited(cluster).chip.memory_bytes, least.thriftiest[1].peak_memory_bytes, least.bound_bytes,
         tuple(f"{flag_of(c)} {str(c)!r}" for c in conflict), smallest, tuple(remedies), tuple(undecided),
     )
 
@@ -259,18 +259,16 @@ def _has_mesh(job: _Job, devices: int) -> bool:
 
 
 def _memory(job: _Job, refusal: MemoryTooSmall) -> list[_Change]:
-    """Devices with as much memory as the plan of least memory needs, which is that plan's own proof."""
-    least = refusal.least
-    cluster, request = job.cluster, job.request
-    seen = replayed(least.prediction, least.plan, job.graph, cluster)
-    needed = max(least.peak_bytes, seen.peak_memory_bytes)
+    """Devices with as much memory as the plan of least memory needs as replayed, which is that plan's own proof."""
+    plan, prediction = refusal.least.thriftiest
+    cluster, request, needed = job.cluster, job.request, prediction.peak_memory_bytes
     head = request.constraints.headroom
     size = needed + cluster.chip.memory_bytes - request.limited(cluster).chip.memory_bytes
     if head is not None and head.part:
         size = round(needed / (1 - head.part)) + 2
     larger = replace(cluster, chip=replace(cluster.chip, memory_bytes=size))
     flags = f"devices of {told(size)} ({size - cluster.chip.memory_bytes} bytes more)"
-    return [_Change("memory", flags, larger, request, Trial((least.plan, seen)))]
+    return [_Change("memory", flags, larger, request, Trial((plan, prediction)))]
 
 
 def _conflict(job: _Job, deadline: float) -> tuple[tuple[Limit, ...], bool]:

@@ -42,15 +42,22 @@ Costing = Callable[[Candidate], CostedGraph | None]
 
 @dataclass(frozen=True)
 class Least:
-    """A plan of little memory. No plan has a peak below ``bound_bytes`` (reserve counted)."""
+    """A plan of little memory. By its sums no plan has a peak below ``bound_bytes`` (reserve counted). ``closest``: of all
+    plans that had a closer look, the one that needs the least by it; None: this plan."""
 
     plan: Plan
     prediction: Prediction
     bound_bytes: int
+    closest: tuple[Plan, Prediction] | None = None
 
     @property
     def peak_bytes(self) -> int:
         return self.prediction.peak_memory_bytes
+
+    @property
+    def thriftiest(self) -> tuple[Plan, Prediction]:
+        """What needs the least memory of all that is known, and how much."""
+        return self.closest or (self.plan, self.prediction)
 
 
 @dataclass

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from itertools import islice
 
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Condition, Constraints
 from planner.ir.costed import CostedGraph
 from planner.ir.errors import NoPlanFits, PinError, ShardwrightError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import StageMemory
+from planner.ir.plan import Plan, Prediction, StageMemory
 from planner.search.beyond import WIDER
 from planner.search.candidates import Candidate, allowed_choices
 from planner.search.least import Least, LeastMemory
@@ -118,9 +117,11 @@ def last_resort(
 def looked_at(
     memory: Memory, candidates: Sequence[Candidate], limit_bytes: int, look: Look, deadline: float, compared: int = 1
 ) -> Least | None:
-    """A plan of little memory that fits by a closer ``look``, else the one that misses the limit by least; None where no
-    candidate can be placed at all. ``compared``: of so many that fit by that look alone, the quickest."""
+    """A plan of little memory that fits by a closer ``look``, else the one that misses the limit by least, with the one that
+    does by that look; None where no candidate can be placed at all. ``compared``: of so many that fit by that look alone, the
+    quickest."""
     least: Least | None = None
+    closest: tuple[Plan, Prediction] | None = None
     enough = float(limit_bytes)
     for _ in range(LOOKS):
         found = memory(candidates, enough).run()
@@ -129,41 +130,53 @@ def looked_at(
         seen, by_sums = look(found.plan, found.prediction), found.peak_bytes
         if seen.fits and by_sums <= limit_bytes:
             return replace(found, prediction=seen)
+        closest = _thriftier(closest, (found.plan, seen))
         if seen.peak_memory_bytes > by_sums:
             found = replace(found, prediction=seen)
         least = found if least is None or found.peak_bytes < least.peak_bytes else least
         if by_sums > enough:
             break
         enough -= seen.peak_memory_bytes - limit_bytes
-    if look is as_it_is:
+    if least is None or look is as_it_is:
         return least
-    alone = islice(_by_look_alone(memory, candidates, limit_bytes, look, deadline), compared)
-    return min(alone, key=lambda each: each.prediction.step_s, default=least)
+    fitting: list[Least] = []
+    for each in _thrifty(memory, candidates, limit_bytes, look, deadline):
+        closest = _thriftier(closest, (each.plan, each.prediction))
+        fitting += [each] if each.prediction.fits else []
+        if len(fitting) == compared:
+            break
+    return min(fitting, key=lambda each: each.prediction.step_s, default=replace(least, closest=closest))
 
 
-def _by_look_alone(
+def _thriftier(known: tuple[Plan, Prediction] | None, other: tuple[Plan, Prediction]) -> tuple[Plan, Prediction]:
+    return min((known or other, other), key=lambda pair: pair[1].peak_memory_bytes)
+
+
+def _thrifty(
     memory: Memory, candidates: Sequence[Candidate], limit_bytes: int, look: Look, deadline: float
 ) -> Iterator[Least]:
-    """Plans that fit by a closer look, whatever their sums: of every candidate the one of the least sums, least ones first.
+    """Plans that may fit by a closer look, whatever their sums: of every candidate the one of the least sums, least ones first.
     They are in no search's space, whose plans fit by their sums."""
     until, most = min(deadline, time.perf_counter() + ALONE_S), WIDER * limit_bytes
     for bound, candidate in memory(candidates, -math.inf).bounds():
         if bound > most or time.perf_counter() > until:
             return
         found = memory((candidate,), most).run()
-        if found is not None and (seen := look(found.plan, found.prediction)).fits:
-            yield replace(found, prediction=seen)
+        if found is not None:
+            yield replace(found, prediction=look(found.plan, found.prediction))
 
 
 def shortage(least: Least) -> str:
-    """What the plan of least memory needs, where, and how far that is from fitting; and whether this is proven."""
-    worst = max(least.prediction.stages, key=lambda stage: stage.memory.total)
+    """What the plan of least memory needs, where, and how far that is from fitting; and what is proven of all others."""
+    plan, prediction = least.thriftiest
+    worst = max(prediction.stages, key=lambda stage: stage.memory.total)
     category = max(
         (field.name for field in fields(StageMemory)), key=lambda name: int(getattr(worst.memory, name))
     )
-    mesh, limit = least.plan.mesh, least.prediction.memory_limit_bytes
+    mesh, needed, limit = plan.mesh, prediction.peak_memory_bytes, prediction.memory_limit_bytes
     if least.bound_bytes >= least.peak_bytes - 1:
         proof = "proven: by their sums none needs less"
+        proof += "" if least.peak_bytes == needed else f" than {told(least.peak_bytes)}"
     elif least.bound_bytes > limit:
         proof = f"proven: by its sums every plan is at least {least.bound_bytes - limit} bytes above the limit"
     else:
@@ -171,8 +184,8 @@ def shortage(least: Least) -> str:
     return (
         f"no plan fits: the least memory (pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}) needs "
         f"{told(worst.memory.total)} on the rank of stage {worst.index}, {category} "
-        f"{told(getattr(worst.memory, category))} of it; the limit is "
-        f"{told(limit)}, {least.peak_bytes - limit} bytes too few ({proof}; of the thriftiest none fits as replayed)"
+        f"{told(getattr(worst.memory, category))} of it; the limit is {told(limit)}, "
+        f"{needed - limit} byte{'s' if needed - limit > 1 else ''} too few ({proof}; of the thriftiest none fits as replayed)"
     )
 
 

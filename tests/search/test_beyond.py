@@ -88,6 +88,20 @@ def test_what_is_refused_was_looked_at() -> None:
     assert least.plan.stages in [plan.stages for plan in seen]
 
 
+def test_the_bytes_that_are_missing_are_those_of_the_closer_look() -> None:
+    """With so many more the same plan is found; with one less it is not."""
+    costed = make_costed(GRAPH, 3, levels=("none", "selective", "full"), crossing=4)
+    by_sums = least_memory(costed, REQUEST).peak_bytes
+    needed = round(SHARE * by_sums)
+    for limit in (needed // 2, needed - 1):
+        with pytest.raises(MemoryTooSmall, match=f"{needed - limit} bytes? too few") as refused:
+            search(GRAPH, make_cluster(1, limit), REQUEST, costing=lambda _: costed, look=lighter)
+        plan, prediction = refused.value.least.thriftiest
+        assert (prediction.peak_memory_bytes, refused.value.least.bound_bytes) == (needed, by_sums)
+    found = search(GRAPH, make_cluster(1, needed), REQUEST, costing=lambda _: costed, look=lighter)
+    assert found.prediction.fits and found.plan.stages == plan.stages
+
+
 def least_memory(costed: CostedGraph, request: Request) -> Least:
     """The plan of the least sums, from what a search says that has no memory."""
     with pytest.raises(MemoryTooSmall) as refused:
