@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from planner.constraints import DEGREES, DOMAINS, Condition, Constraints, Limit, Value
@@ -48,12 +49,6 @@ def _pipeline_virtual(pipeline: Value, virtual: Value) -> tuple[str, str] | None
     return None
 
 
-def _data_group(data: Value, group: Value) -> tuple[str, str] | None:
-    if int(data) % int(group):
-        return f"{group} does not divide data={data}", "a divisor of data"
-    return None
-
-
 def _tensor_parallel(tensor: Value, parallel: Value) -> tuple[str, str] | None:
     if tensor == 1 and parallel is True:
         return "one tensor rank has no sequence to share", "sequence_parallel=false or tensor of 2 or more"
@@ -63,8 +58,7 @@ def _tensor_parallel(tensor: Value, parallel: Value) -> tuple[str, str] | None:
 _RULES: dict[tuple[str, str], Callable[[Value, Value], tuple[str, str] | None]] = {
     ("pipeline", "virtual"): _pipeline_virtual, ("schedule", "virtual"): _schedule_virtual,
     ("schedule", "pipeline"): _schedule_pipeline, ("schedule", "zero"): _schedule_zero,
-    ("schedule", "recompute"): _schedule_recompute, ("data", "zero_group"): _data_group,
-    ("tensor", "sequence_parallel"): _tensor_parallel,
+    ("schedule", "recompute"): _schedule_recompute, ("tensor", "sequence_parallel"): _tensor_parallel,
 }
 """Why two values cannot be together and what would be right; None where they can."""
 
@@ -74,6 +68,10 @@ def check_contradictions(constraints: Constraints) -> None:
     for first, second in itertools.combinations(constraints.conditions, 2):
         if first.name == second.name:
             _check_same(first, second)
+        elif (first.name, second.name) == ("data", "zero_group"):
+            _check_group(first, second)
+        elif (second.name, first.name) == ("data", "zero_group"):
+            _check_group(second, first)
         elif (first.name, second.name) in _RULES:
             _check_pair(first, second)
         elif (second.name, first.name) in _RULES:
@@ -88,6 +86,18 @@ def _check_same(first: Condition, second: Condition) -> None:
             f"{second} contradicts {first}: no value satisfies both"
         )
         raise PinError(second.field, wrong, f"change one of them ({first} was given as {first.field})")
+
+
+def _check_group(data: Condition, group: Condition) -> None:
+    """Whether an admitted group divides the data ranks, where they are given; the search knows which degrees others allow."""
+    if data.exact is None or any(group.admits(number) for number in _divisors(int(data.exact))):
+        return
+    given = "no such group divides" if group.exact is None else f"{group.exact} does not divide"
+    raise PinError(group.field, f"{group} contradicts {data}: {given} data={data.exact}", "a divisor of data")
+
+
+def _divisors(number: int) -> set[int]:
+    return {each for low in range(1, math.isqrt(number) + 1) if number % low == 0 for each in (low, number // low)}
 
 
 def _check_pair(first: Condition, second: Condition, *, blamed: Condition | None = None) -> None:

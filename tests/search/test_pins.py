@@ -88,12 +88,22 @@ def test_a_job_file_says_the_same() -> None:
         (["schedule=gpipe", "virtual=2"], "one stage"), (["schedule=interleaved-1f1b", "virtual=1"], "two stages a rank"),
         (["schedule=zbv", "virtual>=3"], "exactly two|two stages"), (["schedule=zbv", "pipeline=1"], "2 pipeline ranks"),
         (["pipeline=1", "virtual=2"], "virtual=1"), (["data=4", "zero_group=3"], "divisor"),
+        (["zero_group=4", "data=6"], "zero_group=4 contradicts data=6: 4 does not divide data=6"),
+        (["data=134", "zero_group not in [1,2,67,134]"], "no such group divides data=134"),
         (["schedule=zbv", "layers.*: recompute=full"], "contradicts schedule=zbv"),
     ],
 )
 def test_wrong_pins_are_named(texts: list[str], message: str) -> None:
     with pytest.raises(PinError, match=message):
         parse_pins(texts)
+
+
+@pytest.mark.parametrize("texts", [
+    ("data>=100", "zero_group=8"), ("zero_group>=65", "data=256"), ("data!=7", "zero_group=100"),
+    ("data=134", "zero_group not in [1,2,134]"),
+])
+def test_a_group_that_divides_an_admitted_degree_is_no_contradiction(texts: tuple[str, ...]) -> None:
+    assert len(parse_pins(texts).conditions) == 2
 
 
 @pytest.mark.parametrize(("forbidden", "headroom", "message"), [
@@ -113,6 +123,7 @@ def test_wrong_limits_are_named(forbidden: str | None, headroom: str | None, mes
      (["pipeline=8"], "4 blocks"), (["tensor=1", "pipeline=2", "data=2"], "tensor=1 and pipeline=2 and data=2 leave"),
      (["microbatch=8", "schedule=1f1b", "pipeline>=2", "zero=0"], "microbatch=8 and schedule=1f1b and pipeline>=2 leave"),
      (["nothing.*: zero=1"], "'nothing.\\*' names no layer; the model's are blocks.0"),
+     (["data<=2", "zero_group>=4"], "data<=2 and zero_group>=4 leave"),
      (["blocks.1: zero=1", "blocks.*: zero=0"], "blocks.1: zero=1 and blocks.*: zero=0 leave")],
 )
 def test_impossible_pins_are_named(texts: list[str], message: str) -> None:
