@@ -83,15 +83,27 @@ def dump(content: object, **style: Any) -> str:
     return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, **style))
 
 
+class NotYaml(ValueError):
+    """One line that says why a text is no YAML. ``line``: the text of the line at fault, empty where none is known."""
+
+    def __init__(self, wrong: str, line: str = "") -> None:
+        super().__init__(wrong)
+        self.line = line
+
+
 def parse_mapping(text: str, load: Callable[[str], object] = load) -> dict[str, Any]:
-    """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead."""
+    """The mapping that a YAML text holds. Raises ValueError saying, in one line, what it is instead; NotYaml, which is one,
+    where it is none."""
     try:
         data = load(text)
     except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f" at line {error.problem_mark.line + 1}"
-        raise ValueError(f"is not YAML{line} ({error.problem or error.context})") from None
+        why, mark = error.problem or error.context, error.problem_mark
+        if mark is None:
+            raise NotYaml(f"is not YAML ({why})") from None
+        line = "".join(text.splitlines()[mark.line : mark.line + 1])  # The mark may lie behind the last.
+        raise NotYaml(f"is not YAML at line {mark.line + 1} ({why})", line) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"is not YAML ({str(error).splitlines()[0]})") from None
+        raise NotYaml(f"is not YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(data, dict):
         raise ValueError("holds no mapping")
     return data

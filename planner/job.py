@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from hardware_profiles.files import text_of
 from hardware_profiles.problems import first_problem
-from hardware_profiles.yaml_text import load_core, parse_mapping
+from hardware_profiles.yaml_text import NotYaml, load_core, parse_mapping
 from planner.constraints import Constraints
 from planner.constraints_conflicts import check_contradictions
 from planner.constraints_text import parse_constraints, parse_section
@@ -25,6 +26,9 @@ from planner.origins import Origins, named_by
 Setting = bool | int | float | str | None
 
 _YAML = (".yaml", ".yml")
+_UNQUOTED = re.compile(r"(?:^|[:,\[{]|- )\s*[>!*]")
+"""Text that YAML does not take for one without quotes: a bound, another value, a glob."""
+_LEAST = "a job has at least the fields model and cluster"
 _A_SETTING = "give a number, true, false or a word"
 _A_PART = "give a part of the step time, for example 10%"
 
@@ -133,7 +137,9 @@ def read_job_file(path: Path) -> _JobFile:
     try:
         data = parse_mapping(text, load_core)
     except ValueError as error:
-        raise JobError(str(path), str(error), "a job has at least the fields model and cluster") from error
+        unquoted = isinstance(error, NotYaml) and _UNQUOTED.search(error.line)
+        right = "put quotes around what begins with >, ! or *, as in '>= 2'" if unquoted else _LEAST
+        raise JobError(str(path), str(error), right) from error
     try:
         return _JobFile.model_validate(data)
     except ValidationError as error:

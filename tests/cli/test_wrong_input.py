@@ -141,7 +141,11 @@ def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> Non
     ("text", "named"),
     [
         ("model: [", "job.yaml: is not YAML at line"),
-        ("model: m.py:b\nmodel: m.py:c", "job.yaml: is not YAML at line 2 (model is written twice)"),
+        ("model: m.py:b\nmodel: m.py:c", "job.yaml: is not YAML at line 2 (model is written twice); a job has at least"),
+        ("model: m.py:b\nconstraints: {tensor: >= 2}", "'>' that cannot start any token); put quotes"),
+        ("model: m.py:b\nconstraints:\n  tensor: >= 2\nbatch: 8", "but found '='); put quotes around what begins with >"),
+        ("model: m.py:b\nconstraints:\n  schedule: != gpipe", "'!='); put quotes around what begins with >, ! or *"),
+        ("model: m.py:b\nconstraints: {layers: {*: {zero: 1}}}", "found ':'); put quotes"),
         ("model: m.py:b\nbatch: 10000000000\ncluster: dgx-h100:1", "job.yaml: batch: has 11 digits"),
         ("batsh: 3\nmodel: m.py:b", "job.yaml: batsh: is no field"),
         ("model: m.py:b\nbatch: many", "job.yaml: batch: is 'many'"),
