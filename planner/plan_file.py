@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -107,6 +108,7 @@ class _Certificate(Record):
     candidates: int = Field(ge=0)
     solved: int = Field(ge=0)
     constraints: list[str] = Field(default_factory=list)
+    seal: str = ""
 
 
 class _File(Record):
@@ -151,8 +153,9 @@ def dump(
     proof = {
         "batch": plan.batch.total, "lower_bound_s": certificate.lower_bound_s, "candidates": certificate.candidates,
         "solved": certificate.solved, **({"constraints": list(certificate.constraints)} if certificate.constraints else {}),
+        "seal": certificate.seal(plan.batch.total, plan.model_fingerprint, plan.cluster_fingerprint),
     }
-    note = "# What the solver proved of its own plan; an edit does not change it.\n"
+    note = "# What the solver proved of its own plan; edits of the plan do not change it. Edited, it proves nothing.\n"
     placed = "# Operations between these are placed as is cheapest for calls of so many samples.\n"
     placed += _yaml({"placed_for": placed_for or plan.batch.micro})
     tail = placed + _yaml({"placements": placements}) + _yaml({"optimizer": optimizer}) + note + _yaml({"certificate": proof})
@@ -245,11 +248,18 @@ def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Pl
         OptimizerSettings(**file.optimizer.model_dump()),
     )
     check_consistency(plan, graph, where)
+    return plan, _certificate(file, where)
+
+
+def _certificate(file: _File, where: str) -> Certificate:
+    """What the file proves of a plan of its batch."""
+    said = file.certificate
+    found = Certificate(said.lower_bound_s, said.candidates, said.solved, tuple(said.constraints))
+    edited = said.seal != found.seal(said.batch, file.model.fingerprint, file.cluster.fingerprint)
     # A bound on the step says nothing about a step of another batch.
-    bound = file.certificate.lower_bound_s if file.certificate.batch == batch.total else 0.0
-    constraints = parse_texts(file.certificate.constraints, f"{where}: certificate.constraints").written
-    certificate = Certificate(bound, file.certificate.candidates, file.certificate.solved, constraints)
-    return plan, certificate
+    bound = 0.0 if edited or said.batch != file.batch.total else said.lower_bound_s
+    constraints = parse_texts(said.constraints, f"{where}: certificate.constraints").written
+    return replace(found, lower_bound_s=bound, constraints=constraints, edited=edited)
 
 
 def _parse(text: str, where: str) -> _File:

@@ -75,7 +75,8 @@ def _headline(bundle: Bundle) -> Table:
         f"at most {certificate.gap_of(prediction.step_s):.3%} from the best plan{under}: none takes less than"
         f" {seconds(certificate.lower_bound_s)} ({certificate.candidates:,} candidates, {certificate.solved:,} solved,"
         " bounds excluded the rest)"
-        if certificate.lower_bound_s > 0 else "none: an edit has left what was searched" if certificate.candidates
+        if certificate.lower_bound_s > 0 else "none: the certificate was edited" if certificate.edited
+        else "none: an edit has left what was searched" if certificate.candidates
         else "none: the time was over before the search found a plan of its own"
     )
     of_tokens = f" of {plan.sequence} tokens" if plan.sequence else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,12 +37,20 @@ def as_it_is(plan: Plan, prediction: Prediction) -> Prediction:
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """Proof of quality: no plan of the ``candidates`` examined takes less than ``lower_bound_s``; ``solved`` of them needed
-    an ILP, bounds excluded the rest. ``constraints``: under which, as the command line writes them."""
+    an ILP, bounds excluded the rest. ``constraints``: under which, as the command line writes them. ``edited``: its file
+    does not have it as it was written, and it proves nothing."""
 
     lower_bound_s: float
     candidates: int
     solved: int
     constraints: tuple[str, ...] = ()
+    edited: bool = False
+
+    def seal(self, batch: int, model: str, cluster: str) -> str:
+        """16 hex digits of what is proven and of what it is about: the global ``batch`` in samples, and the fingerprints of the
+        ``model`` (which tells sequences and precisions apart) and of the ``cluster``."""
+        proof = (self.lower_bound_s, self.candidates, self.solved, self.constraints, batch, model, cluster)
+        return hashlib.sha256(json.dumps(proof).encode()).hexdigest()[:16]
 
     def gap_of(self, step_s: float) -> float:
         """How far, at most, a plan of ``step_s`` is from the best, as a part of its own step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_a_plan_that_breaks_its_pins_claims_no_proof(copied: Path) -> None:
     edit(copied, lambda data: data["schedule"].update(name="gpipe"))
     assert run("check", copied, "--json").json["search"]["lower_bound_s"] == 0.0
     assert "none: an edit has left what was searched" in run("show", copied).out
+
+
+@pytest.mark.parametrize("change", [
+    lambda proof: proof.pop("constraints"), lambda proof: proof["constraints"].pop(), lambda proof: proof.pop("seal"),
+    lambda proof: proof.update(lower_bound_s=proof["lower_bound_s"] * 0.999), lambda proof: proof.update(candidates=1),
+], ids=("no constraints", "one constraint less", "no seal", "another bound", "other counts"))
+def test_an_edited_certificate_proves_nothing(change: Callable[[Any], object], copied: Path) -> None:
+    edit(copied, lambda data: change(data["certificate"]))
+    assert run("check", copied, "--json").json["search"]["lower_bound_s"] == 0.0
+    assert "none: the certificate was edited" in run("show", copied).out
 
 
 @pytest.mark.parametrize(("limits", "kept"), [
