@@ -87,6 +87,9 @@ class _Optimizer(Record):
 Scalar = bool | int | str
 Limit = Annotated[Scalar | list[Scalar], of_kinds("give a whole number, a word, a bound such as '<= 8', or a list of values")]
 
+_Limits = Annotated[dict[str, Limit], Field(min_length=1)]
+"""Limits by the names of their decisions."""
+
 
 class _Constraints(Record):
     """Limits of decisions: a value, ``"<= 8"``, or a list of values; ``layers``: by glob over the layers' names; ``forbid``:
@@ -105,8 +108,8 @@ class _Constraints(Record):
     zero_group: Limit | None = None
     sequence_parallel: Limit | None = None
     axis_order: Limit | None = None
-    layers: dict[str, dict[str, Limit]] | None = None
-    forbid: list[dict[str, Limit]] | None = None
+    layers: dict[str, _Limits] | None = None
+    forbid: list[_Limits] | None = None
     headroom: str | None = None
 
 

@@ -158,6 +158,8 @@ def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> Non
         ("model: m.py:b\nconstraints: {tensor: 1.0}", "tensor: is 1.0; give a whole number, a word, a bound such as '<= 8'"),
         ("model: m.py:b\nconstraints: {layers: {a: {zero: {b: 1}}}}", "layers.a.zero: is {'b': 1}; give a whole number"),
         ("model: m.py:b\nconstraints: {forbid: [{zero: [[1]]}]}", "forbid.0.zero: is [[1]]; give a whole number"),
+        ("model: m.py:b\nconstraints: {forbid: [{}]}", "constraints.forbid.0: is {}; dictionary should have at least 1 item"),
+        ("model: m.py:b\nconstraints: {layers: {'a.*': {}}}", "constraints.layers.a.*: is {}; dictionary should have"),
         ("model: m.py:b\nset: {int: [1]}", "job.yaml: set.int: is [1]; give a number, true, false or a word"),
         ("model: m.py:b\nwithin: [1]", "job.yaml: within: is [1]; give a part of the step time, for example 10%"),
         ("model: m.py:b", "job.yaml: cluster: is missing; give one, for example dgx-h100:32"),
