@@ -13,8 +13,10 @@ from planner.fields import MOST
 from planner.ir.errors import PinError
 
 _CONDITION = re.compile(
-    r"(?:(?P<layers>[^:]+):)?\s*(?P<name>\w+)\s*(?P<relation><=|>=|!=|=|not\s+in\b|in\b)(?P<value>.+)", re.DOTALL
+    r"(?:(?P<layers>.*):)?\s*(?P<name>\w+)\s*(?P<relation><=|>=|!=|=|not\s+in\b|in\b)(?P<value>.+)", re.DOTALL
 )
+_LIMIT = re.compile(r"\s*(?P<relation><=|>=|!=|(?:not\s+)?in(?=\s*\[))(?P<value>.*)", re.DOTALL)
+"""A value of a job file that begins with its relation."""
 _LIST = re.compile(r"\s*\[(.*)\]\s*", re.DOTALL)
 _HEADROOM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)\s*", re.ASCII)
 _UNITS = {"B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}}
@@ -78,13 +80,17 @@ def _entries(entry: Mapping[str, Any], layers: str | None, where: str) -> list[C
     """``{name: value}`` as conditions: a scalar is a value or begins with its relation, a list is a set."""
     found = []
     for name, value in entry.items():
+        field = f"{where}.{name}"
+        if name not in NAMES:
+            raise PinError(field, f"{name!r} is no decision", f"one of {', '.join(NAMES)}")
+        if value == []:
+            raise PinError(field, "is an empty list", "give the values that are allowed")
         if isinstance(value, list):
-            text = f"{name} in [{','.join(_scalar(item) for item in value)}]"
-        else:
-            said = _scalar(value)
-            text = f"{name}{said}" if re.match(r"\s*(<=|>=|!=)", said) else f"{name} {said}" if re.match(
-                r"\s*(not\s+)?in\s*\[", said) else f"{name}={said}"
-        found.append(parse_condition(text if layers is None else f"{layers}: {text}", f"{where}.{name}"))
+            found.append(_condition(name, "in", [_scalar(item).strip() for item in value], layers, field))
+            continue
+        limit = _LIMIT.fullmatch(_scalar(value))
+        relation, said = ("=", _scalar(value)) if limit is None else (_relation(limit["relation"]), limit["value"])
+        found.append(_condition(name, relation, _parts(said, relation, name, field), layers, field))
     return found
 
 
@@ -94,7 +100,13 @@ def _scalar(value: object) -> str:
 
 def parse_combination(text: str, where: str) -> Combination:
     """``schedule=zbv, tensor>=4``: conditions that may not hold together. Raises PinError."""
-    return Combination(tuple(parse_condition(part, where) for part in _COMMA.split(text)), where)
+    parts: list[str] = []
+    for piece in _COMMA.split(text):
+        if parts and not _CONDITION.fullmatch(parts[-1]):  # The comma is one of a layer's name.
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return Combination(tuple(parse_condition(part, where) for part in parts), where)
 
 
 def parse_headroom(text: str, where: str) -> Headroom:
@@ -120,16 +132,29 @@ def parse_condition(text: str, where: str) -> Condition:
     if match is None or match["name"] not in NAMES:
         right = f"write K=V (or K<=V, K>=V, K in [V,V]) with K one of {', '.join(NAMES)}"
         raise PinError(where, f"{text.strip()!r} pins nothing", right)
-    name, layers = match["name"], match["layers"]
-    relation: Relation = " ".join(match["relation"].split())  # type: ignore[assignment]
-    field = f"{where} {name}" if where.startswith("--") else where
+    name, relation = match["name"], _relation(match["relation"])
+    return _condition(name, relation, _parts(match["value"], relation, name, _field(name, where)), match["layers"], where)
+
+
+def _relation(text: str) -> Relation:
+    return " ".join(text.split())  # type: ignore[return-value]
+
+
+def _field(name: str, where: str) -> str:
+    return f"{where} {name}" if where.startswith("--") else where
+
+
+def _condition(name: str, relation: Relation, texts: Sequence[str], layers: str | None, where: str) -> Condition:
+    """The condition that a decision's value is in ``relation`` to those that ``texts`` write. Raises PinError."""
+    field, layers = _field(name, where), None if layers is None else layers.strip()
     if layers is not None and name not in LAYERED:
-        raise PinError(field, f"{name} is one for all layers, not for {layers.strip()} alone", f"{name}{match['relation']}"
-                       f"{match['value']} for all, or layers of {' or '.join(LAYERED)}")
+        raise PinError(field, f"{name} is one for all layers, not for {layers} alone",
+                       f"{name} for all layers, or layers of {' or '.join(LAYERED)}")
+    if layers == "":
+        raise PinError(field, "an empty pattern names no layer", "a glob over their names, for example layers.*")
     if relation in ("<=", ">=") and name in DOMAINS and name != "zero":
         raise PinError(field, f"{name} has no order", f"{name} in [{','.join(_scalar(value) for value in DOMAINS[name])}]")
-    values = tuple(_value(name, part, field) for part in _parts(match["value"], relation, name, field))
-    found = Condition(name, relation, values, None if layers is None else layers.strip(), where)
+    found = Condition(name, relation, tuple(_value(name, text, field) for text in texts), layers, where)
     _check_possible(found, field)
     return found
 

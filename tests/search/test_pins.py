@@ -42,11 +42,35 @@ def test_bounds_sets_and_layers_are_read() -> None:
 
 @pytest.mark.parametrize("text", [
     "tensor=8", "tensor<=8", "recompute in [none,selective]", "layers.*: zero=3", "schedule not in [zbv]", "zero!=3",
-    "sequence_parallel=false",
+    "sequence_parallel=false", "a:b: zero=1", "a, b: zero=1", "a: b: recompute in [none,full]",
 ])
 def test_what_is_printed_is_read_again(text: str) -> None:
     (condition,) = parse_pins([text]).conditions
     assert str(condition) == text
+
+
+def test_patterns_of_layers_may_hold_colons_and_commas() -> None:
+    """Torch allows both in the names of modules."""
+    written = parse_constraints(["a:b: zero=1"], ["a,b:c: zero=3, d, e: recompute=none, tensor=2"])
+    (several,) = written.forbidden
+    assert [(c.layers, c.name) for c in (*written.conditions, *several.conditions)] == [
+        ("a:b", "zero"), ("a,b:c", "zero"), ("d, e", "recompute"), (None, "tensor"),
+    ]
+    section = {"layers": {"a:b": {"zero": 1}, "x=1, y: zero": {"recompute": "!= full"}}}
+    assert parse_section(section, "job.yaml: constraints").conditions == (
+        Condition("zero", "=", (1,), "a:b"), Condition("recompute", "!=", ("full",), "x=1, y: zero"),
+    )
+
+
+@pytest.mark.parametrize(("section", "message"), [
+    ({"layers": {"": {"zero": 1}}}, "constraints.layers..zero: an empty pattern names no layer"),
+    ({"layers": {"a": {"colour": 1}}}, "constraints.layers.a.colour: 'colour' is no decision; one of pipeline"),
+    ({"tensor": []}, "constraints.tensor: is an empty list"), ({"recompute": ["none,full"]}, "'none,full' is unknown"),
+    ({"tensor": ""}, "constraints.tensor: '' is no degree"), ({"schedule": "in []"}, "'\\[\\]' is no set of values"),
+])
+def test_wrong_sections_are_named(section: dict[str, object], message: str) -> None:
+    with pytest.raises(PinError, match=message):
+        parse_section(section, "job.yaml: constraints")
 
 
 @pytest.mark.parametrize("text", ["10%", "2.5%", "4 GiB", "300 MiB", "17 B", "0.0123456789%", "99.99999999%", "7.25%"])
@@ -78,6 +102,7 @@ def test_a_job_file_says_the_same() -> None:
         (["recompute=some"], "one of none"), (["tensor=[2,4]"], r"several values; tensor in \[2,4\]"),
         (["tensor in 4"], "no set of values"), (["tensor in []"], "no set of values"), (["recompute<=full"], "has no order"),
         (["zero>=7"], "no ZeRO stage"), (["zero not in [0,1,2,3]"], "no value"), (["layers.*: tensor=2"], "one for all layers"),
+        ([": zero=1"], "--pin zero: an empty pattern names no layer"),
         (["sequence_parallel=maybe"], "true or"), (["tensor=2", "tensor=4"], "both 2 and 4"),
         (["tensor<=2", "tensor>=4"], "tensor>=4 contradicts tensor<=2"),
         (["tensor=1", "sequence_parallel=true"], "sequence_parallel=true contradicts tensor=1"),
@@ -109,6 +134,7 @@ def test_a_group_that_divides_an_admitted_degree_is_no_contradiction(texts: tupl
 @pytest.mark.parametrize(("forbidden", "headroom", "message"), [
     ("schedule", None, "--forbid: 'schedule' pins nothing"),
     ("schedule=zbv, tensor=x", None, "--forbid tensor: 'x' is no degree"),
+    (" ", None, "--forbid: '' pins nothing"), ("schedule=zbv,", None, "--forbid: '' pins nothing"),
     (None, "100%", "leaves no memory"), (None, "much", "--headroom: 'much' is no amount"), (None, "-1GiB", "no amount"),
 ])
 def test_wrong_limits_are_named(forbidden: str | None, headroom: str | None, message: str) -> None:
