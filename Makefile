@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+	bash examples/demo.sh
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)

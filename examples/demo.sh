@@ -2,6 +2,11 @@
 # The main job, end to end: plan a GPT for four local processes, show the plan, emit the program, train it on real text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[ ! -x .venv/bin/shardwright ] || PATH="$PWD/.venv/bin:$PATH"
+if ! command -v shardwright > /dev/null; then
+    echo "error: shardwright is not installed; run make setup" >&2
+    exit 2
+fi
 export OMP_NUM_THREADS=1   # the profile local-cpu describes processes of one thread each
 run=demo-run
 rm -rf "$run" && mkdir -p "$run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -128,6 +129,24 @@ def test_what_nobody_foresaw_is_one_line_too(monkeypatch: pytest.MonkeyPatch) ->
     ]
     with pytest.raises(KeyError):
         run("--debug", "hardware")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_demo_takes_the_clones_own_commands_or_writes_nothing(installed: bool, tmp_path: Path) -> None:
+    """Also where none of them is on PATH."""
+    (tmp_path / "examples").mkdir()
+    demo = shutil.copy(EXAMPLES / "demo.sh", tmp_path / "examples")
+    commands = tmp_path / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    for name, lines in {"shardwright": "exit 0", "python": "echo found >&2\nexit 3"}.items() if installed else ():
+        (commands / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (commands / name).chmod(0o755)
+    ran = subprocess.run(
+        ["bash", demo], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=60
+    )
+    said = "found\n" if installed else "error: shardwright is not installed; run make setup\n"
+    assert (ran.returncode, ran.stderr) == (3 if installed else 2, said)
+    assert (tmp_path / "demo-run").exists() == installed
 
 
 @pytest.mark.slow
