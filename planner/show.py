@@ -18,6 +18,7 @@ from planner.bundle import Bundle
 from planner.ir.graph import Block
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
 from planner.ir.plan import AXIS_ORDERS, Plan, Prediction, StageMemory, StagePlan
+from planner.search import Certificate, Request
 
 WIDTH = 140
 """Columns of a page that is read by no terminal."""
@@ -70,15 +71,6 @@ def _headline(bundle: Bundle) -> Table:
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
     virtual = f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     sharded = f", ZeRO groups of {plan.zero_group}" if plan.zero_group < mesh.data else ""
-    under = f" under {'; '.join(certificate.constraints)}" if certificate.constraints else ""
-    proof = (
-        f"at most {certificate.gap_of(prediction.step_s):.3%} from the best plan{under}: none takes less than"
-        f" {seconds(certificate.lower_bound_s)} ({certificate.candidates:,} candidates, {certificate.solved:,} solved,"
-        " bounds excluded the rest)"
-        if certificate.lower_bound_s > 0 else "none: the certificate was edited" if certificate.edited
-        else "none: an edit has left what was searched" if certificate.candidates
-        else "none: the time was over before the search found a plan of its own"
-    )
     of_tokens = f" of {plan.sequence} tokens" if plan.sequence else ""
     order = ", ranks in the order data, pipeline, tensor" if mesh.order != AXIS_ORDERS[0] else ""
     rows = {
@@ -90,9 +82,28 @@ def _headline(bundle: Bundle) -> Table:
                  f" micro-batches of {batch.micro}",
         "predicted": f"{seconds(prediction.step_s)} a step, {prediction.rate(plan.batch.total)},"
                      f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
-        "proof": proof,
+        "proof": _proof(certificate, prediction.step_s),
     }
     return _grid({name: Text(value) for name, value in rows.items()})
+
+
+def _proof(certificate: Certificate, step_s: float) -> str:
+    """How far from the best a plan can be, and what stands behind that. A file does not say which gap was asked for: one above
+    the default is left by a search that was out of time, or was asked for no less."""
+    if certificate.lower_bound_s <= 0:
+        searched = certificate.candidates
+        return "none: " + (
+            "the certificate was edited" if certificate.edited else "an edit has left what was searched" if searched
+            else "the time was over before the search found a plan of its own"
+        )
+    gap = certificate.gap_of(step_s)
+    under = f" under {'; '.join(certificate.constraints)}" if certificate.constraints else ""
+    proven = round(gap, 5) <= Request.gap  # As precisely as it is printed.
+    rest = ", bounds excluded the rest" if proven else "; a longer --time-limit or a smaller --gap may narrow it"
+    return (
+        f"at most {gap:.3%} from the best plan{under}: none takes less than {seconds(certificate.lower_bound_s)}"
+        f" ({certificate.candidates:,} candidates, {certificate.solved:,} solved{rest})"
+    )
 
 
 def _grid(rows: Mapping[str, Text]) -> Table:

@@ -36,9 +36,9 @@ def as_it_is(plan: Plan, prediction: Prediction) -> Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Proof of quality: no plan of the ``candidates`` examined takes less than ``lower_bound_s``; ``solved`` of them needed
-    an ILP, bounds excluded the rest. ``constraints``: under which, as the command line writes them. ``edited``: its file
-    does not have it as it was written, and it proves nothing."""
+    """Proof of quality: no plan of the ``candidates`` takes less than ``lower_bound_s``; ``solved`` of them needed an ILP, and
+    bounds excluded the rest once the gap was what the search was asked for. ``constraints``: under which, as the command line
+    writes them. ``edited``: its file does not have it as it was written, and it proves nothing."""
 
     lower_bound_s: float
     candidates: int

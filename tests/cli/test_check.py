@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from planner.bundle import read
 from planner.constraints_kept import broken_limit
 from planner.constraints_text import parse_constraints
+from planner.show import print_page, render
 from tests.cli.contract import LAYERS, check_contract, edit
 from tests.commands import Outcome, run
 
@@ -55,6 +57,23 @@ def test_check_costs_an_edited_plan_anew(copied: Path, planned: tuple[Path, Outc
     assert edited.json["predicted"]["step_s"] > planned[1].json["predicted"]["step_s"]
     assert edited.json["predicted"]["breakdown_s"]["recompute"] > 0
     assert edited.json["search"]["optimality_gap"] > planned[1].json["search"]["optimality_gap"]
+
+
+@pytest.mark.parametrize(("gap", "said"), [
+    (0.001, "bounds excluded the rest"), (0.00101, "a longer --time-limit or a smaller --gap may narrow it"),
+])
+def test_bounds_exclude_the_rest_only_where_the_search_ended(
+    gap: float, said: str, planned: tuple[Path, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gap above the default was left by a search that the time limit, or a larger --gap, ended."""
+    bundle = read(planned[0])
+    left = replace(bundle.certificate, lower_bound_s=(1 - gap) * bundle.prediction.step_s, candidates=12, solved=3)
+    capsys.readouterr()
+    print_page(render(replace(bundle, certificate=left)))
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"at most {gap:.3%} from the best plan" in told
+    assert told.count("bounds excluded the rest") + told.count("may narrow it") == 1
+    assert f"(12 candidates, 3 solved{',' if gap == 0.001 else ';'} {said})" in told
 
 
 def test_a_plan_of_another_batch_claims_no_proof(copied: Path) -> None:
