@@ -30,6 +30,7 @@ def validate(
     json_: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")] = False,
 ) -> None:
     """Predict every fully configured run of a table and compare with what was measured."""
+    from planner.validate.machines import cluster_of
     from planner.validate.picture import write_picture
     from planner.validate.predict import predict_rows
     from planner.validate.prepare import prepare_rows
@@ -48,7 +49,7 @@ def validate(
     failing = {row.row_id for row in failures}
     ran = [item for item in predictions if item.row.row_id not in failing]
     result = score(ran, rows, [item for item in predictions if item.row.row_id in failing])
-    measured = {row.chip for row in scored_rows(read_rows(DATA / RUNS[0]))}
+    measured = {cluster_of(row).chip.name for row in scored_rows(read_rows(DATA / RUNS[0]))}
     if picture is not None or not json_:
         write_picture(picture or PICTURE, ran)
         print(f"wrote {picture or PICTURE}", file=sys.stderr)

@@ -20,7 +20,7 @@ WORST_ROWS = 10
 def report(
     score: Score, predictions: Sequence[RowPrediction], skipped: Sequence[Skipped], measured: Collection[str]
 ) -> dict[str, Any]:
-    """The JSON object; errors in percent. ``measured``: chips that the fitted numbers come from."""
+    """The JSON object; errors in percent. ``measured``: the profiles' chips that the fitted numbers come from."""
     fits = score.fits
     return {
         "scored": score.rows,
@@ -67,7 +67,7 @@ def _row(item: RowPrediction, measured: Collection[str]) -> dict[str, Any]:
 def cautions(item: RowPrediction, measured: Collection[str]) -> tuple[str, ...]:
     """What a row's prediction takes from something else."""
     said = item.prepared.job.cautions
-    chip = item.row.chip or item.prepared.job.cluster.chip.name
+    chip = item.prepared.job.cluster.chip.name
     if chip in measured:
         return said
     return (*said, f"no run on {chip} was fitted: its datasheet, and what its class of chips was fitted to")

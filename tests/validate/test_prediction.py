@@ -129,6 +129,23 @@ def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "1 rows are not scored: a later one has the same configuration" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("chip", "said"), [
+    ("a100-sxm-80gb", []),
+    ("A100-80GB", ["A100-SXM-80GB stands for the chip A100-80GB"]),
+    ("MI355X-OAM", [
+        "MI355X-288GB stands for the chip MI355X-OAM",
+        "no run on MI355X-288GB was fitted: its datasheet, and what its class of chips was fitted to",
+    ]),
+])
+def test_whether_runs_were_fitted_is_said_of_the_chip_that_stands_in(
+    chip: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not of what a table calls it."""
+    runs = tables.write(tmp_path / "runs.csv", {"chip": chip})
+    (row,) = _printed(capsys, ["validate", "--runs", str(runs), "--json"])["rows"]
+    assert [text for text in row["cautions"] if "stands for" in text or "was fitted" in text] == said
+
+
 def test_where_no_row_is_scored_there_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, picture = tables.write(tmp_path / "runs.csv", {"trust": "C"}), str(tmp_path / "p.svg")
     said = _printed(capsys, ["validate", "--runs", str(runs), "--json"])
