@@ -19,7 +19,8 @@ class _Prepared:
         self.job = type("Job", (), {"engine": self.row.engine})
 
 
-def _predicted(step_s: float, *, memory: int = 1, **changes: str) -> RowPrediction:
+def predicted(step_s: float, *, memory: int = 1, **changes: str) -> RowPrediction:
+    """A row, and that a step of it takes ``step_s``."""
     prediction = Prediction(step_s, 0.0, 0.0, 0.0, memory, 2, Breakdown(*[0.0] * 9), ())
     prepared: Any = _Prepared(**changes)
     return RowPrediction(prepared, prediction)
@@ -27,8 +28,8 @@ def _predicted(step_s: float, *, memory: int = 1, **changes: str) -> RowPredicti
 
 def test_families_weigh_the_same_whatever_their_rows() -> None:
     found = [
-        _predicted(0.011, row_id="a", tp="1"), _predicted(0.009, row_id="b", tp="2"), _predicted(0.010, row_id="c", tp="4"),
-        _predicted(0.016, row_id="d", family="other", engine="megatron", tp="8"),
+        predicted(0.011, row_id="a", tp="1"), predicted(0.009, row_id="b", tp="2"), predicted(0.010, row_id="c", tp="4"),
+        predicted(0.016, row_id="d", family="other", engine="megatron", tp="8"),
     ]
     result = score(found, [item.row for item in found])
     assert result.rows == 4
@@ -41,7 +42,7 @@ def test_families_weigh_the_same_whatever_their_rows() -> None:
 
 
 def test_a_repeat_is_counted_as_one_and_supersedes_only_where_it_is_predicted() -> None:
-    old, new = _predicted(0.011, row_id="old"), _predicted(0.012, row_id="new")
+    old, new = predicted(0.011, row_id="old"), predicted(0.012, row_id="new")
     odd = tables.row(row_id="odd", notes="what cannot be predicted")
     result = score([old, new], [old.row, new.row, odd])
     assert (result.rows, result.repeats, result.families["toys"].worst_row) == (1, ("old",), "new")
@@ -49,20 +50,20 @@ def test_a_repeat_is_counted_as_one_and_supersedes_only_where_it_is_predicted() 
 
 
 def test_unscored_rows_count_for_memory_alone() -> None:
-    unscored = _predicted(9.0, row_id="x", trust="C", peak_mem_gib="1", memory=2**29)
+    unscored = predicted(9.0, row_id="x", trust="C", peak_mem_gib="1", memory=2**29)
     result = score([unscored], [unscored.row])
     assert (result.rows, result.mean, result.middle) == (0, None, None)
     assert result.memory["torch-eager"].bias == -0.5
 
 
 def test_runs_that_ran_should_fit_and_those_that_ran_out_of_memory_should_not() -> None:
-    ran = [_predicted(1.0, row_id="good"), _predicted(1.0, row_id="bad", memory=3, tp="2")]
-    failed = [_predicted(1.0, row_id="grew", memory=3), _predicted(1.0, row_id="slipped", tp="2")]
+    ran = [predicted(1.0, row_id="good"), predicted(1.0, row_id="bad", memory=3, tp="2")]
+    failed = [predicted(1.0, row_id="grew", memory=3), predicted(1.0, row_id="slipped", tp="2")]
     fits = score(ran, [item.row for item in ran], failed).fits
     assert (fits.ran_fitting, fits.ran_not_fitting, fits.failed_fitting, fits.failed_not_fitting) == (1, 1, 1, 1)
     assert fits.wrong == ("bad", "slipped")
 
 
 def test_a_row_that_was_not_timed_has_no_error() -> None:
-    item = _predicted(1.0, step_time_s="")
+    item = predicted(1.0, step_time_s="")
     assert item.error is None and replace(item).step_s == 1.0
