@@ -110,11 +110,12 @@ def _headline(score: Score) -> str:
 
 
 def _table(title: str, groups: Mapping[str, GroupError]) -> Table:
+    """A row a group: its mean absolute error, its mean error, and the largest absolute one with the row that has it."""
     table = Table(title=f"error of the {'step time, by ' + title if ',' not in title else title}", title_justify="left")
-    table.add_column(title.split(" ")[-1])
-    for heading in ("rows", "mean |error| %", "mean error %", "worst |error| %"):
-        table.add_column(heading, justify="right")
-    table.add_column("worst row")
+    table.add_column(title.split(" ")[-1], overflow="fold")
+    for heading in ("rows", "|error| %", "bias %", "worst %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("worst row", overflow="fold")
     for name, group in groups.items():
         numbers = (f"{100 * value:.1f}" for value in (group.mean, group.bias, group.worst))
         table.add_row(name, str(group.rows), *numbers, group.worst_row)
@@ -123,8 +124,9 @@ def _table(title: str, groups: Mapping[str, GroupError]) -> Table:
 
 def _worst(predictions: Sequence[RowPrediction]) -> Table:
     table = Table(title="the worst rows", title_justify="left")
-    for heading, side in (("row", "left"), ("predicted s", "right"), ("measured s", "right"), ("error %", "right")):
-        table.add_column(heading, justify="right" if side == "right" else "left")
+    table.add_column("row", overflow="fold")
+    for heading in ("predicted s", "measured s", "error %"):
+        table.add_column(heading, justify="right", no_wrap=True)
     known = [item for item in predictions if item.error is not None]
     for item in sorted(known, key=lambda item: -abs(item.error or 0.0))[:WORST_ROWS]:
         assert item.error is not None and item.row.step_s is not None

@@ -129,6 +129,24 @@ def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "1 rows are not scored: a later one has the same configuration" in capsys.readouterr().out
 
 
+def test_names_are_whole_on_a_narrow_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and families that differ in the ends of their names are told apart."""
+    names = {"row_id": "-".join(["a-run-of-some-length"] * 4), "family": "-".join(["a-family-of-some-length"] * 4)}
+    runs = tables.write(tmp_path / "runs.csv", names)
+    monkeypatch.setenv("COLUMNS", "80")
+    capsys.readouterr()
+    main(["validate", "--runs", str(runs), "--picture", str(tmp_path / "p.svg")])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert "…" not in printed and max(map(len, lines)) <= 80
+    assert all(heading in printed for heading in ("rows", "|error| %", "bias %", "worst %", "predicted s", "measured s"))
+    by_family = [line.split("│") for line in lines[: lines.index("error of the step time, by engine")] if line.startswith("│")]
+    for column, name in ((1, names["family"]), (-2, names["row_id"])):
+        assert "".join(cells[column].strip() for cells in by_family) == name
+
+
 @pytest.mark.parametrize(("chip", "said"), [
     ("a100-sxm-80gb", []),
     ("A100-80GB", ["A100-SXM-80GB stands for the chip A100-80GB"]),
