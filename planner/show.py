@@ -6,10 +6,11 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,8 @@ from planner.search import Certificate, Request
 
 WIDTH = 140
 """Columns of a page that is read by no terminal."""
+BAR = 30
+"""Columns of a bar of the whole, where there is room."""
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -121,7 +124,7 @@ def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
     table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
                   padding=(0, 1, 0, 0), show_edge=False)
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name, no_wrap=True, overflow="ellipsis"), overflow="fold")
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -218,8 +221,23 @@ def _breakdown(prediction: Prediction) -> Table:
     ):
         if value > 1e-9 * prediction.step_s:
             share = value / prediction.step_s
-            table.add_row(label, "█" * round(share * 30) + "·" * (30 - round(share * 30)), seconds(value), f"{share:.1%}")
+            table.add_row(Text(label, no_wrap=True), _Bar(share), seconds(value), f"{share:.1%}")
     return table
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A share of a whole, as wide as there is room."""
+
+    share: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(BAR, options.max_width)
+        full = round(self.share * width)
+        yield Text("█" * full + "·" * (width - full))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, min(BAR, options.max_width))
 
 
 def _memory(bundle: Bundle) -> Table:

@@ -59,6 +59,21 @@ def test_check_costs_an_edited_plan_anew(copied: Path, planned: tuple[Path, Outc
     assert edited.json["search"]["optimality_gap"] > planned[1].json["search"]["optimality_gap"]
 
 
+@pytest.mark.parametrize(("columns", "bar"), [("60", 25), ("140", 30)])
+def test_a_narrow_page_has_narrow_bars_and_headings_of_one_line(
+    columns: str, bar: int, planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = run("show", planned[0]).out.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    headings = lines.index("") + 1
+    assert lines[headings].startswith("stage") and set(lines[headings + 1]) == {"─"}
+    parts = lines[lines.index("where a step goes") + 1 :]
+    drawn = [line for line in parts[: parts.index("")] if "·" in line or "█" in line]
+    assert len(drawn) == parts.index("") and all(sum(map(line.count, "█·")) == bar for line in drawn)
+    assert all(line.rstrip().endswith("%") for line in drawn)
+
+
 @pytest.mark.parametrize(("gap", "said"), [
     (0.001, "bounds excluded the rest"), (0.00101, "a longer --time-limit or a smaller --gap may narrow it"),
 ])
