@@ -14,6 +14,7 @@ from codegen.classes import dictionary, render_chain, render_class, render_made_
 from codegen.functions import render_function, wrap
 from codegen.naming import escaped
 from codegen.program import COMMON, Argument, Machine, Program
+from planner.ir.counting import counted
 from planner.ir.plan import Mesh, Prediction
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -73,7 +74,7 @@ def _model_values(program: Program) -> dict[str, object]:
 def _summary(program: Program) -> str:
     mesh = program.plan.mesh
     axes = " x ".join(f"{name} {degree}" for name, degree in _degrees(mesh) if degree > 1)
-    return f"{mesh.devices} device{'s' if mesh.devices > 1 else ''}" + (f" ({axes})" if axes else "")
+    return counted(mesh.devices, "device") + (f" ({axes})" if axes else "")
 
 
 def _train_values(program: Program, prediction: Prediction | None, machine: Machine) -> dict[str, object]:
@@ -94,7 +95,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
             f"{prediction.peak_memory_bytes / 2**30:.3g} GiB at the peak"
         )
     return {
-        "model": escaped(program.model), "mesh": _summary(program), "summary": _summary(program), "per_node": local,
+        "model": escaped(program.model), "summary": _summary(program), "per_node": local,
         "nodes": -(-devices // local), "gpus": not machine.host,
         "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
         "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),

@@ -17,6 +17,7 @@ from planner.collection import only_new_collected
 from planner.constraints import Constraints
 from planner.fields import MOST
 from planner.fitting import fitted
+from planner.ir.counting import counted
 from planner.ir.errors import JobError, PinError, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import DTYPES, Precision
@@ -63,7 +64,7 @@ def _compiled(job: Job, progress: Progress, trace: Trace, stack: ExitStack) -> C
     batch = job.batch if job.batch is not None else SAMPLES_PER_DEVICE * cluster.devices
     check_job_pins(job, cluster, batch)
     if job.batch is None:
-        progress(f"no --batch: {batch} samples, {SAMPLES_PER_DEVICE} a device")
+        progress(f"no --batch: {counted(batch, 'sample')}, {SAMPLES_PER_DEVICE} a device")
     if cluster.devices >= MANY and usable_cores() >= 2:
         stack.enter_context(ahead())
     progress(f"tracing {job.model} in {precision}")
@@ -72,7 +73,8 @@ def _compiled(job: Job, progress: Progress, trace: Trace, stack: ExitStack) -> C
     traced = time.perf_counter()
     for warning in graph.warnings:
         progress(f"warning: {warning}")
-    progress(f"{graph.parameter_count:,} parameters, {len(graph.blocks)} blocks of {len(graph.bodies)} kinds; solving")
+    blocks = f"{counted(len(graph.blocks), 'block')} of {counted(len(graph.bodies), 'kind')}"
+    progress(f"{graph.parameter_count:,} parameters, {blocks}; solving")
     request = Request(batch, graph.sequence, precision, job.constraints, job.gap, job.time_limit_s, job.optimizer)
     resize = resize_of(job.cluster)
     with only_new_collected():

@@ -26,6 +26,7 @@ from planner.costing import Pricing
 from planner.fields import MOST, Count, Number, Record, of_kinds
 from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
+from planner.ir.counting import counted
 from planner.ir.errors import PlanFileError
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import PARTIAL, REPLICATE, SHARED, BodyPlacement, Placement, shard
@@ -164,7 +165,7 @@ def dump(
 
 def _header(plan: Plan, prediction: Prediction, certificate: Certificate) -> str:
     lines = (
-        f"{plan.model} on {plan.mesh.devices} devices of {plan.cluster}, {plan.precision}",
+        f"{plan.model} on {counted(plan.mesh.devices, 'device')} of {plan.cluster}, {plan.precision}",
         f"predicted: {prediction.step_s:.6g} s a step, {prediction.rate(plan.batch.total)}, MFU {prediction.mfu:.1%},"
         f" peak memory {prediction.peak_memory_bytes / GIB:.2f} of {prediction.memory_limit_bytes / GIB:.2f} GiB,"
         f" at most {certificate.gap_of(prediction.step_s):.3%} from the best plan"

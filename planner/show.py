@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hardware_profiles import ProfileRow
 from planner.bundle import Bundle
+from planner.ir.counting import counted
 from planner.ir.graph import Block
 from planner.ir.placement import REPLICATE, BodyPlacement, Placement
 from planner.ir.plan import AXIS_ORDERS, Plan, Prediction, StageMemory, StagePlan
@@ -74,15 +75,15 @@ def _headline(bundle: Bundle) -> Table:
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
     virtual = f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     sharded = f", ZeRO groups of {plan.zero_group}" if plan.zero_group < mesh.data else ""
-    of_tokens = f" of {plan.sequence} tokens" if plan.sequence else ""
+    of_tokens = f" of {counted(plan.sequence, 'token')}" if plan.sequence else ""
     order = ", ranks in the order data, pipeline, tensor" if mesh.order != AXIS_ORDERS[0] else ""
     rows = {
         "model": f"{plan.model}, {bundle.graph.parameter_count:,} parameters, {plan.precision}",
-        "cluster": f"{plan.cluster}, {mesh.devices} devices",
+        "cluster": f"{plan.cluster}, {counted(mesh.devices, 'device')}",
         "mesh": f"pipeline {mesh.pipeline} x data {mesh.data} x tensor {mesh.tensor}{sharded}{order}",
         "schedule": f"{schedule.name}{virtual}",
-        "batch": f"{batch.total} samples{of_tokens} = {mesh.data} data ranks x {batch.accumulation}"
-                 f" micro-batches of {batch.micro}",
+        "batch": f"{counted(batch.total, 'sample')}{of_tokens} = {counted(mesh.data, 'data rank')} x"
+                 f" {counted(batch.accumulation, 'micro-batch')} of {batch.micro}",
         "predicted": f"{seconds(prediction.step_s)} a step, {prediction.rate(plan.batch.total)},"
                      f" MFU {prediction.mfu:.1%}, {rate(prediction.model_flops_per_device_s)} a device",
         "proof": _proof(certificate, prediction.step_s),

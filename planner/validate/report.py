@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from planner.ir.counting import counted
 from planner.validate.predict import RowPrediction
 from planner.validate.prepare import Skipped
 from planner.validate.score import GroupError, Score
@@ -90,12 +91,13 @@ def render(
     ))
     if fits.wrong:
         parts.append(Text(f"predicted otherwise: {', '.join(fits.wrong)}"))
-    counted = Counter(text for item in predictions for text in cautions(item, measured))
-    parts.extend(Text(f"{count} rows: {text}") for text, count in sorted(counted.items()))
+    numbers = Counter(text for item in predictions for text in cautions(item, measured))
+    parts.extend(Text(f"{counted(count, 'row')}: {text}") for text, count in sorted(numbers.items()))
     if skipped:
-        parts.append(Text(f"{len(skipped)} rows are not predicted (reasons: --json)"))
+        parts.append(Text(f"not predicted: {counted(len(skipped), 'row')} (reasons: --json)"))
     if score.repeats:
-        parts.append(Text(f"{len(score.repeats)} rows are not scored: a later one has the same configuration (which: --json)"))
+        repeats = counted(len(score.repeats), "row")
+        parts.append(Text(f"not scored: {repeats}, as a later one has the same configuration (which: --json)"))
     parts.append(Text(_headline(score), style="bold"))
     return Group(*parts)
 
@@ -104,8 +106,8 @@ def _headline(score: Score) -> str:
     if score.mean is None or score.middle is None:
         return "no row is scored: none that is predicted is fully configured, of trust A or B, and has a measured step time"
     return (
-        f"{score.rows} rows scored: mean absolute error {100 * score.mean:.2f}% over {len(score.families)} families, "
-        f"median {100 * score.middle:.2f}% over rows"
+        f"{counted(score.rows, 'row')} scored: mean absolute error {100 * score.mean:.2f}% over"
+        f" {counted(len(score.families), 'family')}, median {100 * score.middle:.2f}% over rows"
     )
 
 

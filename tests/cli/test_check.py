@@ -16,7 +16,7 @@ from planner.constraints_kept import broken_limit
 from planner.constraints_text import parse_constraints
 from planner.show import print_page, render
 from tests.cli.contract import LAYERS, check_contract, edit
-from tests.commands import Outcome, run
+from tests.commands import SMALL, Outcome, run
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -57,6 +57,13 @@ def test_check_costs_an_edited_plan_anew(copied: Path, planned: tuple[Path, Outc
     assert edited.json["predicted"]["step_s"] > planned[1].json["predicted"]["step_s"]
     assert edited.json["predicted"]["breakdown_s"]["recompute"] > 0
     assert edited.json["search"]["optimality_gap"] > planned[1].json["search"]["optimality_gap"]
+
+
+def test_one_device_has_one_data_rank_and_one_micro_batch(tmp_path: Path) -> None:
+    planned = run("plan", *SMALL, "--cluster", "local-cpu:1x1", "--batch", 1, "-o", tmp_path / "plan.yaml")
+    assert "\ncluster    local-cpu, 1 device\n" in planned.out
+    assert "\nbatch      1 sample of 32 tokens = 1 data rank x 1 micro-batch of 1\n" in planned.out
+    assert " on 1 device of local-cpu, fp32\n" in (tmp_path / "plan.yaml").read_text()
 
 
 @pytest.mark.parametrize(("columns", "bar"), [("60", 25), ("140", 30)])

@@ -126,7 +126,9 @@ def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.Captur
     assert [item["row_id"] for item in said["skipped"]] == ["odd"]
     assert (said["scored"], said["repeats"], set(said["chips"])) == (2, ["toy"], {"A100-SXM-80GB", "H100-SXM-80GB"})
     main(["validate", "--runs", str(runs), "--picture", str(tmp_path / "p.svg")])
-    assert "1 rows are not scored: a later one has the same configuration" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not scored: 1 row, as a later one has the same configuration" in printed
+    assert "\n2 rows scored: mean absolute error" in printed and " over 1 family, median" in printed
 
 
 def test_names_are_whole_on_a_narrow_page(

@@ -1,4 +1,4 @@
-"""gpt: the model as 8 devices (pipeline 2 x data 2 x tensor 2) run it.
+"""gpt: the model as it runs on 8 devices (pipeline 2 x data 2 x tensor 2).
 
 Local sizes everywhere; `tp` is the tensor axis, and every collective on it stands where it happens.
 """

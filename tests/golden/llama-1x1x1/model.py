@@ -1,4 +1,4 @@
-"""llama: the model as 1 device run it.
+"""llama: the model as it runs on 1 device.
 
 Local sizes everywhere; `tp` is the tensor axis, and every collective on it stands where it happens.
 """
