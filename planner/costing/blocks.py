@@ -65,22 +65,23 @@ def _time_level(
     block: BlockWork, level: LevelWork, seconds: Mapping[str, tuple[float, float, float]], pricing: Pricing
 ) -> BlockSeconds:
     """``seconds``: of the operations, by node: forward, input gradient and weight gradient."""
-    weight_s = sum(item[2] for item in seconds.values())
+    forward_s, input_s, weight_s = (sum(item[at] for item in seconds.values()) for at in range(3))
     forward_comm_s, backward_comm_s = _comm_seconds(block.forward, pricing), _comm_seconds(block.backward, pricing)
     again_comm_s = max(0.0, _comm_seconds(level.backward, pricing) - backward_comm_s)
     # The host can be what a block waits for: it launches collectives too, which then run while it prepares what follows.
     calls = sum(item.count for item in block.forward), sum(item.count for item in block.backward)
-    host_forward_s, host_backward_s = pricing.host_seconds(block.operations, calls)
+    host_forward_s, host_input_s, host_weight_s = pricing.host_seconds(block.operations, calls)
     hook_s = pricing.hook_s if block.parameter_elements else 0.0
     again = sum(item.count for item in level.backward) - calls[1]
-    host_again_s, _ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
+    host_again_s, *_ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
+    # Collectives and hooks run with the input gradients.
+    host_input_s += hook_s - backward_comm_s
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
     return BlockSeconds(
-        forward_s=max(sum(item[0] for item in seconds.values()), host_forward_s + hook_s - forward_comm_s),
-        input_gradient_s=max(
-            sum(item[1] for item in seconds.values()), host_backward_s + hook_s - weight_s - backward_comm_s
-        ),
-        weight_gradient_s=weight_s,
+        forward_s=max(forward_s, host_forward_s + hook_s - forward_comm_s),
+        backward_s=max(input_s + weight_s, host_input_s + host_weight_s),
+        input_gradient_s=max(input_s, host_input_s),
+        weight_gradient_s=max(weight_s, host_weight_s),
         recompute_s=max(
             sum(item[0] for name, item in seconds.items() if name in level.repeated), host_again_s - again_comm_s
         ),

@@ -58,19 +58,23 @@ class Pricing:
             self._known[key] = self._operation_seconds(operation, quantised)
         return self._known[key]
 
-    def host_seconds(self, operations: Iterable[Operation], collectives: tuple[int, int] = (0, 0)) -> tuple[float, float]:
-        """What the host needs for forward and for backward, which a block cannot undercut. ``collectives``: of either. The
-        machine's own number comes before the engine's, which was fitted to others. Where the host is the device, kernels are
-        timed with what they need of it."""
+    def host_seconds(
+        self, operations: Iterable[Operation], collectives: tuple[int, int] = (0, 0)
+    ) -> tuple[float, float, float]:
+        """What the host needs for forward, input gradients and weight gradients, which a block cannot undercut.
+
+        ``collectives``: of forward and of backward, which come with input gradients. The machine's own number comes before the
+        engine's, which was fitted to others. Where the host is the device, kernels are timed with what they need of it."""
         chip = self.cluster.chip
         if not self.engine.host_s or chip.is_host:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         each = self.engine.host_s if chip.host_s is None else chip.host_s
-        forward, backward = map(float, collectives)
+        forward, to_input, to_weight = *map(float, collectives), 0.0
         for operation in operations:
             forward += self._launches(operation.forward)
-            backward += self._launches(operation.to_input) + self._launches(operation.to_weight)
-        return forward * each, backward * each
+            to_input += self._launches(operation.to_input)
+            to_weight += self._launches(operation.to_weight)
+        return forward * each, to_input * each, to_weight * each
 
     @property
     def hook_s(self) -> float:

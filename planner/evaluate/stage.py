@@ -55,11 +55,13 @@ def forward_seconds(cost: BlockSeconds, state: StateCost) -> float:
     return cost.forward_s + cost.forward_comm_s + cost.forward_context_s + cost.forward_expert_s + state.forward_comm_s
 
 
-def input_gradient_seconds(cost: BlockSeconds, state: StateCost) -> float:
-    """All of a block's backward pass but the weight gradients."""
+def backward_seconds(cost: BlockSeconds, state: StateCost, *, split: bool) -> tuple[float, float]:
+    """All that a block's backward pass of one micro-batch takes: the input and the weight part where the schedule splits it,
+    else all in the first."""
+    input_s, weight_s = cost.backward_parts_s(split)
     repeated = cost.recompute_s + cost.recompute_comm_s
     exchanged = cost.backward_context_s + cost.backward_expert_s
-    return cost.input_gradient_s + cost.backward_comm_s + repeated + exchanged + state.backward_comm_s
+    return input_s + cost.backward_comm_s + repeated + exchanged + state.backward_comm_s, weight_s
 
 
 def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engine, *, split: bool = False) -> StageLoad:
@@ -70,9 +72,9 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
         cost = costed.blocks[option][block.body][decision.recompute]
         pairs.append((cost, costed.states[option][block.body][decision.zero]))
     gathers = Overlap(engine.gathers_hidden, engine.gathers_floor)
-    weight_s = sum(cost.weight_gradient_s for cost, _ in pairs)
     forward_s = sum(forward_seconds(cost, NO_STATE) for cost, _ in pairs) + costed.context_s
-    input_s = sum(input_gradient_seconds(cost, NO_STATE) for cost, _ in pairs)
+    parts_s = [backward_seconds(cost, NO_STATE, split=split) for cost, _ in pairs]
+    input_s, weight_s = sum(part[0] for part in parts_s), sum(part[1] for part in parts_s)
     forward_wait_s = gathers.exposed_s(forward_s, sum(state.forward_comm_s for _, state in pairs))
     backward_wait_s = gathers.exposed_s(input_s + weight_s, sum(state.backward_comm_s for _, state in pairs))
     # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache) unless the engine frees it; what it has
@@ -82,7 +84,7 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
     return StageLoad(
         times=StageTimes(forward_s + forward_wait_s, input_s + backward_wait_s, weight_s),
         backward_s=input_s + weight_s,
-        compute_s=sum(cost.forward_s + cost.backward_s for cost, _ in pairs) + costed.context_s,
+        compute_s=sum(cost.forward_s + sum(cost.backward_parts_s(split)) for cost, _ in pairs) + costed.context_s,
         recompute_s=sum(cost.recompute_s for cost, _ in pairs),
         tensor_comm_s=sum(c.forward_comm_s + c.backward_comm_s + c.recompute_comm_s for c, _ in pairs),
         context_comm_s=sum(c.forward_context_s + c.backward_context_s for c, _ in pairs),

@@ -18,12 +18,14 @@ class BlockSeconds:
     """The seconds of one block under one placement, micro-batch and recomputation, on one rank, for one micro-batch.
 
     ``forward_s`` and ``backward_s`` hold compute only; ``recompute_s`` is the forward repeated in the backward pass.
-    ``input_gradient_s`` + ``weight_gradient_s`` = ``backward_s`` (zero-bubble schedules part them).
+    ``input_gradient_s`` and ``weight_gradient_s``: the parts of a backward pass that the schedule splits. They take
+    ``backward_s`` together, or longer: each of them waits for its own launches.
     ``forward_comm_s``/``backward_comm_s``/``recompute_comm_s``: exposed tensor-axis communication; ``..._context_s`` and
     ``..._expert_s``: that of those axes, what recomputation repeats counted with the backward pass.
     """
 
     forward_s: float
+    backward_s: float
     input_gradient_s: float
     weight_gradient_s: float
     recompute_s: float
@@ -35,9 +37,9 @@ class BlockSeconds:
     forward_expert_s: float
     backward_expert_s: float
 
-    @property
-    def backward_s(self) -> float:
-        return self.input_gradient_s + self.weight_gradient_s
+    def backward_parts_s(self, split: bool) -> tuple[float, float]:
+        """The input and the weight part of the backward pass; of one that is not ``split`` all is in the first."""
+        return (self.input_gradient_s, self.weight_gradient_s) if split else (self.backward_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

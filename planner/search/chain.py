@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from planner.evaluate import forward_seconds, input_gradient_seconds
+from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
 from planner.search.allowed import Allowed
@@ -140,7 +140,7 @@ class Chain:
 def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool) -> Table:
     """The choices of recomputation of one block. Many chains share them, and so do the data axes beside a tensor axis."""
     vectors = [
-        (forward_seconds(c, NO_STATE), input_gradient_seconds(c, NO_STATE), c.weight_gradient_s, 0.0, 0.0,
+        (forward_seconds(c, NO_STATE), *backward_seconds(c, NO_STATE, split=split), 0.0, 0.0,
          c.buffer_bytes, c.kept_bytes(split))
         for _, c in costs
     ]

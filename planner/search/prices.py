@@ -21,7 +21,7 @@ from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
-from planner.evaluate import forward_seconds, input_gradient_seconds
+from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
@@ -303,7 +303,7 @@ class Prices:
 def _least_sample(name: str, options: tuple[LeastCosts, ...], levels: tuple[str, ...]) -> _Sample:
     costs = [cost for option in options for level, cost in option[name].items() if level in levels]
     return _Sample(
-        min(forward_seconds(c, NO_STATE) + input_gradient_seconds(c, NO_STATE) + c.weight_gradient_s for c, _ in costs)
+        min(forward_seconds(c, NO_STATE) + sum(backward_seconds(c, NO_STATE, split=False)) for c, _ in costs)
         / HUGE_MICROBATCH,
         min(saved for _, saved in costs) / HUGE_MICROBATCH,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -11,8 +12,11 @@ from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine, engine, resolve_c
 from hardware_profiles.measure.document import BLOCK_OPERATIONS
 from planner.costing import Pricing, cost_block
 from planner.costing.operations import measure_operation
+from planner.evaluate import evaluate_plan
 from planner.ir.body import Body, Node
 from planner.ir.placement import OpStrategy
+from planner.ir.plan import SCHEDULES, Batch, BlockDecision, Mesh, Plan, Schedule, ScheduleName, StagePlan
+from planner.ir.serialize import fingerprint
 from planner.placement.place import whole_placement
 from tests.costing.test_saved_bytes import traced
 
@@ -101,6 +105,44 @@ def test_a_block_waits_for_the_host_unless_the_host_is_the_device() -> None:
     alone = replace(CLUSTER, chip=replace(CLUSTER.chip, hook_s=1e-6))
     quick = cost_block(body, whole_placement(body), Pricing(alone, 1, MICROBATCH, engine=slow), "full")
     assert quick.forward_s < 0.1
+
+
+def test_each_part_of_a_split_backward_pass_waits_for_its_own_launches() -> None:
+    """Collectives' and hooks' seconds of the host come with the input gradients."""
+    body, machine = body_of("gpt"), replace(CLUSTER, chip=replace(CLUSTER.chip, host_s=1.0, hook_s=100.0))
+    placed = strategies(body)
+    operations = [measure_operation(body, node, placed[node.name], 1, MICROBATCH) for node in body.nodes]
+    products = sum(node.base == "linear" for node in body.nodes)
+    pricing = Pricing(machine, 1, MICROBATCH, engine=DEFAULT_ENGINE)
+    cost = cost_block(body, whole_placement(body), pricing, "none")
+    _, to_input, to_weight = pricing.host_seconds(operations)
+    assert to_weight >= products > 1
+    assert (cost.input_gradient_s, cost.weight_gradient_s) == (to_input + 100.0, to_weight)
+    assert cost.backward_s == to_input + to_weight + 100.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_quicker_chip_makes_no_plan_slower(schedule: ScheduleName) -> None:
+    """Blocks so small that they wait for the host, on a chip of more FLOP/s, more bandwidth or shorter launches."""
+    graph = traced("gpt", "bfloat16")
+    blocks, virtual = len(graph.blocks), 2 if schedule in ("interleaved-1f1b", "zbv") else 1
+    cuts = [blocks * at // (2 * virtual) for at in range(2 * virtual + 1)]
+    stages = tuple(
+        StagePlan(at, first, last, (BlockDecision(0, "none"),) * (last - first))
+        for at, (first, last) in enumerate(pairwise(cuts))
+    )
+    plan = Plan(
+        graph.name, fingerprint(graph), CLUSTER.name, CLUSTER.fingerprint, "bf16", graph.sequence, Mesh(pipeline=2),
+        Batch(8, 1, 8), Schedule(schedule, virtual), 1, stages, {body.name: whole_placement(body) for body in graph.bodies},
+    )
+    chip = CLUSTER.chip
+    before_s = evaluate_plan(plan, graph, replace(CLUSTER, chip=chip)).step_s
+    for times in (2, 10, 1000):
+        for quicker in (
+            replace(chip, peak_flops={dtype: times * rate for dtype, rate in chip.peak_flops.items()}),
+            replace(chip, memory_bandwidth=times * chip.memory_bandwidth), replace(chip, launch_s=chip.launch_s / times),
+        ):
+            assert evaluate_plan(plan, graph, replace(CLUSTER, chip=quicker)).step_s <= before_s * (1 + 1e-12)
 
 
 def test_the_block_that_the_host_is_timed_with_has_as_many_operations_as_a_graph_would_count() -> None:

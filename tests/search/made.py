@@ -73,7 +73,8 @@ class Always:
 def _block(draw: random.Random, level: Recompute, work: float, saved: int) -> BlockCost:
     part = {"none": 0.0, "selective": 0.3, "full": 1.0}[level]
     kept = max(1, round(saved * (1 - 0.9 * part)))
-    return BlockCost(work, work * draw.uniform(0.9, 1.1), work, part * work, 0.1 * work, 0.1 * work, 0.0,
+    input_s = work * draw.uniform(0.9, 1.1)
+    return BlockCost(work, input_s + work, input_s, work, part * work, 0.1 * work, 0.1 * work, 0.0,
                      *(0.0,) * 4, kept, kept // 2, draw.randint(1, 10), 16, 1, 3e12)
 
 
