@@ -40,16 +40,19 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A domain of ``size`` accelerators (cumulative: inner levels counted) that reach each other by ``link``."""
+    """A domain of ``size`` accelerators (cumulative: inner levels counted) that reach each other by ``link``. ``limit``: those
+    that it holds in a cluster of more nodes (None: all)."""
 
     name: str
     size: int
     link: Link
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """``nodes`` x ``devices_per_node`` equal chips; ``levels`` innermost first, the last one holds every device.
+    ``beyond``: levels that only a cluster of more nodes reaches, innermost first; no price or plan of this one follows them.
     ``host_devices``: of each of the hosts that make a node, which programs are started on (None: a node is one host);
     ``sources``: kind and source of each number, by its dotted path in the profile."""
 
@@ -59,6 +62,7 @@ class Cluster:
     nodes: int
     devices_per_node: int
     host_devices: int | None = None
+    beyond: tuple[Level, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -75,7 +79,10 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over every number that can change a prediction (hosts, sources and what runs there cannot)."""
+        """16 hex digits over every number that can change a prediction (hosts, sources, what runs there and what only a larger
+        cluster reaches cannot)."""
         facts = asdict(self)
-        del facts["host_devices"], facts["sources"], facts["chip"]["runs_torch"]
+        del facts["host_devices"], facts["beyond"], facts["sources"], facts["chip"]["runs_torch"]
+        for level in facts["levels"]:
+            del level["limit"]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from hardware_profiles.cluster import Level
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.schema import LinkDocument, ProfileDocument
 
@@ -49,17 +50,28 @@ def links_of_part(links: Mapping[str, Any], whole: object, used: object) -> dict
     return found
 
 
-def sizes(document: ProfileDocument, nodes: int, devices_per_node: int) -> dict[str, int]:
-    """Devices of each level of ``nodes`` x ``devices_per_node``, innermost first; levels that add no device to an inner one
-    are left out."""
-    devices, whole = nodes * devices_per_node, document.devices_per_node
-    found: dict[str, int] = {}
-    inside = 0
-    for name, link in _inwards_out(document.links):
-        size = devices if link.size is None else min(part_of(link.size, whole, devices_per_node), devices)
-        if size > inside:
-            found[name] = inside = size
-    return found
+def reached(
+    network: Iterable[Level], whole: int, nodes: int, used: int, name: str
+) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
+    """Levels of ``nodes`` x ``used`` devices, and those beyond that only more nodes reach; both innermost first, as ``network``
+    is, whose limits count ``whole`` devices of a node. Levels that add no device to an inner one are left out. Raises
+    ProfileFormatError where no level of the profile ``name`` holds all devices."""
+    devices = nodes * used
+    levels, beyond = list[Level](), list[Level]()
+    size, most = 0, 0.0
+    for level in network:
+        limit = None if level.limit is None else part_of(level.limit, whole, used)
+        if limit is not None and limit <= most:
+            continue
+        most = math.inf if limit is None else limit
+        found = levels if size < devices else beyond
+        size = devices if limit is None else min(limit, devices)
+        found.append(Level(level.name, size, level.link, limit))
+    if size < devices:
+        raise ProfileFormatError(
+            name, f"the links reach {size} of {devices} devices", "give fewer nodes, or links that join them all"
+        )
+    return tuple(levels), tuple(beyond)
 
 
 def check_levels(document: ProfileDocument, where: str) -> None:
@@ -74,7 +86,7 @@ def check_levels(document: ProfileDocument, where: str) -> None:
     if hosts is not None and document.devices_per_node % hosts:
         wrong = f"{hosts} does not divide devices_per_node, {document.devices_per_node}"
         raise ProfileFormatError(f"{where}: host_devices", wrong, "give the devices of each of the hosts that make a node")
-    for (inner, inside), (outer, outside) in pairwise(_inwards_out(document.links)):
+    for (inner, inside), (outer, outside) in pairwise(inwards_out(document.links)):
         if inside.size == outside.size:
             wrong = f"{_told(outside)}, as {inner}'s is"
             right = "give the one that lies inside the other its number of devices"
@@ -109,7 +121,8 @@ def check_order(document: ProfileDocument, names: Iterable[str], base: str, wher
             raise ProfileFormatError(f"{where}: links.{outer}.size", wrong, "sizes are numbers of devices, not of nodes")
 
 
-def _inwards_out(links: Mapping[str, LinkDocument]) -> list[tuple[str, LinkDocument]]:
+def inwards_out(links: Mapping[str, LinkDocument]) -> list[tuple[str, LinkDocument]]:
+    """A level lies inside those of more devices."""
     return sorted(links.items(), key=lambda item: _reach(item[1]))
 
 

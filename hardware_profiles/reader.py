@@ -14,7 +14,7 @@ from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
 from hardware_profiles.files import text_of
-from hardware_profiles.levels import check_levels, check_order, host_part, links_of_part, profile_of_part, sizes
+from hardware_profiles.levels import check_levels, check_order, host_part, inwards_out, links_of_part, profile_of_part, reached
 from hardware_profiles.problems import first_problem
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
@@ -183,12 +183,11 @@ def quantities(document: ProfileDocument) -> Iterator[tuple[str, Quantity]]:
 
 
 def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) -> Cluster:
-    """The cluster of ``nodes`` x ``devices_per_node`` chips; levels that add no device to an inner one are left out."""
+    """The cluster of ``nodes`` x ``devices_per_node`` chips. Raises ProfileFormatError where links do not reach them all."""
     si = {path: to_si(q.value, q.unit, _DIMENSIONS[_field(path)], path) for path, q in quantities(document)}
-    devices = nodes * devices_per_node
-    levels: list[Level] = []
-    for name, size in sizes(document, nodes, devices_per_node).items():
-        link, at = document.links[name], f"links.{name}"
+    network: list[Level] = []
+    for name, link in inwards_out(document.links):
+        at = f"links.{name}"
         rate = si[f"{at}.bandwidth"] * si[f"{at}.efficiency"]
         spec = Link(
             name=link.technology,
@@ -201,12 +200,11 @@ def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) 
             torus=link.torus,
             send=si.get(f"{at}.send", 1.0),
         )
-        levels.append(Level(name, size, spec))
-    if levels[-1].size < devices:
-        raise ProfileFormatError(document.name, f"the links reach {levels[-1].size} of {devices} devices", "give fewer nodes")
+        network.append(Level(name, link.size or nodes * devices_per_node, spec, link.size))
+    levels, beyond = reached(network, document.devices_per_node, nodes, devices_per_node, document.name)
     sources = {path: f"{q.kind}: {q.source}" for path, q in quantities(document)}
     hosts = host_part(document.host_devices, devices_per_node)
-    return Cluster(document.name, _build_chip(document, si), tuple(levels), nodes, devices_per_node, hosts, sources)
+    return Cluster(document.name, _build_chip(document, si), levels, nodes, devices_per_node, hosts, beyond, sources)
 
 
 def _build_chip(document: ProfileDocument, si: Mapping[str, float]) -> Chip:

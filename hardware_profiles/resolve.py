@@ -96,7 +96,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
     links = {
         level.name: {
             "technology": level.link.name,
-            "size": level.size,
+            "size": level.limit,
             "bandwidth": quantity(f"links.{level.name}.bandwidth", level.link.bandwidth_bytes_s, "B/s"),
             "peer_bandwidth": quantity(f"links.{level.name}.peer_bandwidth", level.link.peer_bytes_s, "B/s"),
             "latency": quantity(f"links.{level.name}.latency", level.link.latency_s, "s"),
@@ -106,7 +106,7 @@ def cluster_to_yaml(cluster: Cluster) -> str:
             "reduce_scatter": level.link.reduce_scatter,
             "torus": level.link.torus,
         }
-        for level in cluster.levels
+        for level in (*cluster.levels, *cluster.beyond)
     }
     content = {
         "name": cluster.name,

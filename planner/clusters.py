@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from hardware_profiles import Cluster, Level, ProfileFormatError, profile_names, resolve_cluster
-from hardware_profiles.levels import host_part, part_of
+from hardware_profiles import Cluster, ProfileFormatError, resolve_cluster
+from hardware_profiles.levels import host_part, reached
 from planner.ir.errors import ProfileError
 
 Resize = Callable[[Cluster, int, int], Cluster]
@@ -28,31 +28,17 @@ def resize_of(spec: str) -> Resize:
 
 
 def resized(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
-    """``nodes`` x ``per_node`` of the cluster's chips.
-
-    Where its links are those of the packaged profile of its name, that profile's in the new size; otherwise its levels, cut or
-    (the outermost one) extended. Raises ProfileError for more than one node of a cluster that knows no link between nodes.
-    """
-    sized = replace(
-        cluster, nodes=nodes, devices_per_node=per_node, host_devices=host_part(cluster.host_devices, per_node)
+    """``nodes`` x ``per_node``, at most as many of a node as the cluster has, of its chips, by the levels of its network.
+    Raises ProfileError for more than these join."""
+    network = (*cluster.levels, *cluster.beyond)
+    try:
+        levels, beyond = reached(network, cluster.devices_per_node, nodes, per_node, cluster.name)
+    except ProfileFormatError as error:
+        raise ProfileError(error.where, error.wrong, error.right) from error
+    return replace(
+        cluster, nodes=nodes, devices_per_node=per_node, levels=levels, beyond=beyond,
+        host_devices=host_part(cluster.host_devices, per_node),
     )
-    if cluster.name in profile_names():
-        try:
-            if resolve_cluster(f"{cluster.name}:{cluster.nodes}x{cluster.devices_per_node}").levels == cluster.levels:
-                return replace(sized, levels=resolve_cluster(f"{cluster.name}:{nodes}x{per_node}").levels)
-        except ProfileFormatError as error:
-            raise ProfileError(error.where, error.wrong, error.right) from error
-    devices = nodes * per_node
-    if nodes > 1 and cluster.nodes == 1 and cluster.levels[-1].size <= cluster.devices_per_node:
-        raise ProfileError(cluster.name, "has one node and no link between nodes", "give a profile that has its network")
-    found: list[Level] = []
-    for level in cluster.levels:
-        size = min(part_of(level.size, cluster.devices_per_node, per_node), devices)
-        if level is cluster.levels[-1]:
-            size = devices
-        if not found or size > found[-1].size:
-            found.append(replace(level, size=size))
-    return replace(sized, levels=tuple(found))
 
 
 def sizes_up_to(cluster: Cluster) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ import pytest
 
 from hardware_profiles import Cluster, ProfileFormatError, cluster_from_yaml, cluster_to_yaml, resolve_cluster
 from planner.clusters import resize_of, resized, sizes_up_to
+from planner.ir.errors import ProfileError
 
 NEW = """
     technology: InfiniBand NDR
@@ -86,6 +87,29 @@ def test_a_cluster_in_another_size_keeps_its_levels(tmp_path: Path) -> None:
     assert sizes(resized(cluster, 12, 6)) == {"node": 6, "rack": 24, "fabric": 72}
     board = replace(resolve_cluster("jean-zay-a100:2"), name="mine")
     assert sizes(resized(board, 2, 4)) == {"node": 4, "fabric": 8}
+
+
+@pytest.mark.parametrize(("text", "size", "larger"), [
+    ("base: dgx-h100\nnodes: 1\nchip: {launch: {value: 5}}\n", "", {"node": 8, "fabric": 16}),
+    (RACKS.replace("12", "2"), "16", {"node": 8, "rack": 16, "fabric": 24}),
+    (RACKS.replace("12", "1"), "16", {"node": 8, "rack": 16}),
+    ("base: dgx-h100\nnodes: 2\nlinks:\n  fabric: {size: 16}\n  pod:NEW", "null", {"node": 8, "fabric": 16, "pod": 24}),
+])
+def test_one_more_node_meets_the_levels_beyond(tmp_path: Path, text: str, size: str, larger: dict[str, int]) -> None:
+    """The cluster file of a plan has them too, and a cluster that does not reach them is the same without."""
+    cluster = of(tmp_path, text, size)
+    kept = cluster_from_yaml(cluster_to_yaml(cluster))
+    assert kept == cluster
+    assert sizes(resized(kept, cluster.nodes + 1, 8)) == larger
+    assert resized(kept, cluster.nodes + 1, 8) == of(tmp_path, text, size, f":{cluster.nodes + 1}")
+    assert cluster.beyond
+    assert replace(cluster, beyond=()).fingerprint == cluster.fingerprint
+
+
+def test_more_nodes_than_links_join_are_refused(tmp_path: Path) -> None:
+    cluster = of(tmp_path, "base: dgx-h100\nnodes: 2\nlinks: {fabric: {size: 16}}\n")
+    with pytest.raises(ProfileError, match=r"^mine: the links reach 16 of 24 devices; give fewer nodes, or links that join"):
+        resized(cluster, 3, 8)
 
 
 H100, BOARDS = "base: dgx-h100\nnodes: 8\nlinks: ", "base: jean-zay-a100\nnodes: 8\nlinks: "
