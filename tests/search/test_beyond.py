@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from planner.ir.costed import CostedGraph
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
-from planner.search import Request, parse_pins, search
+from planner.search import Request, beyond, parse_pins, search
+from planner.search.best import Best
+from planner.search.beyond import Beyond
+from planner.search.candidates import enumerate_candidates
+from planner.search.families import Scope
 from planner.search.least import Least
 from planner.search.refusal import MemoryTooSmall
+from planner.search.solve import Fingerprints
 from tests.oracles.exhaustive_plan import best_plan
-from tests.search.made import make_cluster, make_costed, make_graph
+from tests.search.made import Always, make_cluster, make_costed, make_graph
 
 SHARE = 0.9
 """Of the sums, what the closer look sees."""
@@ -49,6 +55,28 @@ def test_what_the_sums_leave_out_is_found(seed: int, part: float) -> None:
     assert result.prediction.step_s <= by_look[1].step_s * 1.05
     assert by_sums is None or result.prediction.step_s < by_sums[1].step_s
     assert result.lower_bound_s <= result.prediction.step_s
+
+
+def test_every_mesh_has_a_try_however_long_the_first_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes two seconds; those at the mesh that is tried first are in vain."""
+    costed = make_costed(GRAPH, 0, levels=("none", "selective", "full"), crossing=4)
+    roomy = search(GRAPH, make_cluster(1, 10_000), REQUEST, costing=lambda _: costed)
+    cluster = make_cluster(2, round(SHARE * roomy.prediction.peak_memory_bytes) + 1)
+    request = replace(REQUEST, batch=2, constraints=parse_pins(["pipeline=1", "microbatch=1", "zero_group=1"]))
+    candidates = enumerate_candidates(GRAPH, cluster, request)
+    vain, looks = candidates[0].mesh, list[Plan]()
+    assert len({candidate.mesh for candidate in candidates}) == 2
+
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        looks.append(plan)
+        return replace(prediction, peak_memory_bytes=cluster.chip.memory_bytes + (1 if plan.mesh == vain else -1))
+
+    monkeypatch.setattr(beyond, "time", SimpleNamespace(perf_counter=lambda: 2.0 * len(looks)))
+    best = Best(request.gap, look)
+    scope = Scope(GRAPH, Always(costed), cluster, request, Fingerprints("made", "", "made", ""))
+    Beyond(dict.fromkeys(candidates, 0.0), scope, best, lambda: None).go(1e3)
+    assert looks[0].mesh == vain
+    assert best.found is not None and best.found[0].mesh != vain
 
 
 def test_without_a_closer_look_the_sums_decide() -> None:
