@@ -166,10 +166,8 @@ def check_outputs(options: Options) -> None:
         error = _within_checkpoint(options.checkpoint) or _twice(options)
         for name in (*FILES, "checkpoint"):
             path = getattr(options, name)
-            folder = path if path is None or name == "checkpoint" else path.parent
-            taken = name != "checkpoint" and path is not None and path.exists() and not _replaceable(path)
-            if error is None and folder is not None and (taken or not _writable(folder)):
-                right = "a folder that can be made" if name == "checkpoint" else "a file in a folder that can be made"
+            right = "" if error is not None or path is None else _needed(path, folder=name == "checkpoint")
+            if right:
                 error = ProgramError(_flag(name), f"{path} cannot be written", right)
     raise_together(error)
 
@@ -210,18 +208,19 @@ def _twice(options: Options) -> ProgramError | None:
     return None
 
 
-def _replaceable(path: Path) -> bool:
-    """Whether what is there already can be written to."""
-    return not path.is_dir() and os.access(path, os.W_OK)
+def _needed(path: Path, *, folder: bool) -> str:
+    """What would be right where a path cannot be written to; empty where it can. Folders are made where they are missing.
 
-
-def _writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, which is made where it is missing."""
+    ``folder``: whether the path is one of files, not a file.
+    """
+    if not folder and path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
+        return "a file that may be written over"
+    within, place = (path, "a folder") if folder else (path.parent, "a file in a folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        within.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
+        return f"{place} that can be made"
+    return "" if os.access(within, os.W_OK | os.X_OK) else f"{place} that this user may write to"
 
 
 def start(

@@ -71,6 +71,21 @@ def test_what_is_apart_is_not(place: Path, arguments: str) -> None:
     check_outputs(parse_options(arguments.split()))
 
 
+@pytest.mark.parametrize(("arguments", "right"), [
+    ("--checkpoint kept", "a folder that this user may write to"),
+    ("--metrics kept/log", "a file in a folder that this user may write to"),
+    ("--metrics text.tokens", "a file that may be written over"), ("--metrics kept", "a file that may be written over"),
+    ("--checkpoint text.tokens/kept", "a folder that can be made"),
+])
+def test_what_cannot_be_written_is_told_by_what_keeps_it_from_it(
+    place: Path, arguments: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # For root everything is writable.
+    with pytest.raises(ProgramError) as refused:
+        check_outputs(parse_options(arguments.split()))
+    assert str(refused.value).endswith(f" cannot be written; {right}")
+
+
 def test_no_folder_of_the_users_is_taken_for_one_of_the_exports(alone: None, tmp_path: Path) -> None:
     """Not even that of the run's own checkpoints."""
     run = ["--steps", "1", "--checkpoint", str(tmp_path / "start.pt.partial")]
