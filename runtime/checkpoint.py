@@ -3,7 +3,8 @@
 Every state key has the model's own whole shape; each rank writes and reads the boxes of it that it holds, so that a
 checkpoint saved under one plan resumes under any other. Optimizer state is kept as ``optimizer.exp_avg.<fqn>`` and
 ``optimizer.exp_avg_sq.<fqn>``; ``training.json`` beside it holds what is not a tensor. A checkpoint is written into
-``step-00000010.partial`` and renamed when every rank is done, so that only complete ones carry the name.
+``step-00000010.partial`` and renamed when every rank is done and its files outlast a power cut, so that only complete
+ones carry the name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import json
 import operator
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,17 +33,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
 from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner, BoxWriter
 from .errors import ProgramError, raise_together, unwritable, writing_together
-from .folders import is_checkpoint, newest_in
+from .folders import INCOMPLETE, MANGLED, REPLACE, UNREADABLE, check_files, checkpoints_in, is_checkpoint, read_progress, sync
 from .optimizer import LossScale, Optimizer
 from .parameters import Held
 from .state import NOTHING, Unchanging
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-UNREADABLE = (Exception, CheckpointException)
-"""What reading a mangled list of tensors raises: anything, for pickle does what the bytes say."""
 LARGEST = 2**62
 """Counts of steps and samples beyond this are damage."""
-INCOMPLETE = ("no complete checkpoint", "a directory that --checkpoint wrote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +84,44 @@ def save(
     with writing_together(partial):
         if dist.get_rank() == 0:
             (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
+            sync(partial / "training.json")  # torch has done so with the others.
+            sync(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
+            sync(directory)
     return target
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest complete checkpoint in a directory, or None. Collective: rank 0 looks, all get its answer."""
+    """The newest checkpoint in a directory that lacks no file, or None where there are none. Collective: rank 0 looks, and says
+    which it passes over; all get its answer. Raises ProgramError where none is whole."""
     answer: list[Path | None] = [None]
+    error = None
     if dist.get_rank() == 0 and directory.is_dir():
-        answer = [newest_in(directory)]
+        try:
+            answer = [_whole_one(checkpoints_in(directory))]
+        except ProgramError as found:
+            error = found
+    raise_together(error)
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
+
+
+def _whole_one(folders: Sequence[Path]) -> Path | None:
+    """The first of these checkpoints that lacks no file. Raises what is wrong with the first where all do."""
+    passed: list[ProgramError] = []
+    for folder in folders:
+        try:
+            check_files(folder)
+        except ProgramError as error:
+            passed.append(error)
+            continue
+        for fault in passed:
+            print(f"warning: {fault.where}: {fault.wrong}; passed over for {folder.name}", file=sys.stderr, flush=True)
+        return folder
+    if passed:
+        raise passed[0]
+    return None
 
 
 def load(
@@ -123,9 +148,9 @@ def load(
 def _progress(path: Path) -> Progress:
     file = path / "training.json"
     try:
-        progress = Progress(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        raise ProgramError(str(file), "missing or mangled", "a complete checkpoint") from None
+        progress = Progress(**read_progress(path))
+    except TypeError:
+        raise ProgramError(str(file), *MANGLED) from None
     for name, (right, holds) in _FORMS.items():
         if not holds(value := getattr(progress, name)):
             raise ProgramError(f"{file}: {name}", f"is {str(json.dumps(value))[:60]}", right)
@@ -293,9 +318,7 @@ def _read(path: Path, state: dict[str, BoxedTensor], *, whole: bool) -> None:
         read_state(state, storage_reader=FileSystemReader(path), planner=BoxLoadPlanner())
     except CheckpointException as failure:  # raised on all ranks alike
         reasons = {type(wrapped[0]).__name__ for wrapped in failure.failures.values()}
-        raise ProgramError(
-            str(path), f"cannot be read ({', '.join(sorted(reasons))})", "a complete checkpoint: remove or replace this one"
-        ) from None
+        raise ProgramError(str(path), f"cannot be read ({', '.join(sorted(reasons))})", REPLACE) from None
 
 
 def _check(path: Path, metadata: Metadata, state: Mapping[str, BoxedTensor]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from runtime.checkpoint import load_plain, newest
 from runtime.errors import ProgramError
-from runtime.launch import parse_options, start
+from runtime.launch import parse_options
 from runtime.loop import train
 from tests.runtime.toy_program import Toy, build
 
@@ -68,10 +70,55 @@ def test_one_process_that_reads_a_checkpoint_is_not_warned_of_being_one(alone: N
     assert not [str(item.message) for item in told if "torch.distributed" in str(item.message)]
 
 
-def test_the_newest_is_that_of_the_largest_step_however_many_digits_it_has(alone: None, tmp_path: Path) -> None:
-    start(device="cpu")
+@pytest.fixture
+def kept(alone: None, tmp_path: Path) -> Path:
+    """A directory of the checkpoints of steps 1 and 2."""
+    run = ["--steps", "2", "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "1"]
+    train(build(Toy()), parse_options(run))
+    return tmp_path / "kept"
+
+
+def test_the_newest_is_that_of_the_largest_step_however_many_digits_it_has(kept: Path) -> None:
     for name in ("step-99999999", "step-100000000", "step-1000000000.partial", "step-2000000"):
-        (tmp_path / name).mkdir()
-        for file in (".metadata", "training.json"):
-            (tmp_path / name / file).touch()
-    assert newest(tmp_path) == tmp_path / "step-100000000"
+        shutil.copytree(kept / "step-00000001", kept / name)
+    assert newest(kept) == kept / "step-100000000"
+
+
+@pytest.mark.parametrize(("file", "size", "said"), [
+    ("training.json", 0, "training.json: missing or mangled"), ("training.json", None, "training.json: missing or mangled"),
+    (".metadata", 0, "no complete checkpoint"), ("__0_0.distcp", None, "__0_0.distcp: is missing"),
+    ("__0_0.distcp", 2000, "__0_0.distcp: ends after 2,000 of "),
+])
+def test_what_lacks_a_file_is_passed_over_and_none_begins_anew_where_all_do(
+    kept: Path, capsys: pytest.CaptureFixture[str], file: str, size: int | None, said: str
+) -> None:
+    """As a power cut or a copy that was broken off leaves it."""
+    def damage(step: str) -> None:
+        if size is None:
+            (kept / step / file).unlink()
+        else:
+            os.truncate(kept / step / file, size)
+
+    damage("step-00000002")
+    train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(kept)]))
+    printed = capsys.readouterr()
+    assert "after step 1" in printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"warning: {kept / 'step-00000002'}") and said in line
+    assert line.endswith("; passed over for step-00000001")
+    damage("step-00000001")
+    with pytest.raises(ProgramError) as refused:
+        train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(kept)]))
+    assert said in str(refused.value) and "step-00000002" in str(refused.value)
+
+
+def test_a_finished_checkpoint_outlasts_a_power_cut(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files and their names are on the disk before it has its own name, which is there before training goes on."""
+    done, partial = [], tmp_path / "step-00000001.partial"
+    plain = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), plain[0](file)))
+    monkeypatch.setattr(Path, "rename", lambda old, new: (done.append(f"{new} is named"), plain[1](old, new))[1])
+    train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(tmp_path)]))
+    named = done.index(f"{tmp_path / 'step-00000001'} is named")
+    assert done[named - 1] == str(partial) and done[named + 1 :] == [str(tmp_path)]
+    assert {str(partial / name) for name in ("__0_0.distcp", ".metadata.tmp", "training.json")} <= set(done[:named])
