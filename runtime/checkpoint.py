@@ -86,10 +86,19 @@ def save(
             (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
             sync(partial / "training.json")  # torch has done so with the others.
             sync(partial)
+            _check_written(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             sync(directory)
     return target
+
+
+def _check_written(partial: Path) -> None:
+    """Raise ProgramError where a file that some rank has written is not here."""
+    try:
+        check_files(partial)
+    except ProgramError as error:
+        raise ProgramError(error.where, f"{error.wrong}, of what was saved", "give a folder that all nodes share") from None
 
 
 def newest(directory: Path) -> Path | None:

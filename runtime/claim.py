@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from .errors import ProgramError, raise_together
+from .errors import ProgramError, raise_together, writing_together
 from .folders import FOLDER
 
 FILE = ".in-use"
 WAIT_S = 5.0
 """How long a run waits for one that has the directory: processes that are killed take a while."""
+SEEN_S = 10.0
+"""How long a rank looks for what rank 0 has just written: a node may remember a shared folder's names for seconds."""
 OLD_S = 3600.0
 """What no run has touched for so long is left over, whoever began it."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -40,9 +43,11 @@ class Holder:
 @contextmanager
 def claimed(directory: Path | None) -> Iterator[None]:
     """Claim the directory (None: there is nothing to claim) for as long as the block runs, and remove the unfinished
-    checkpoints that killed runs have left in it. Raises ProgramError where another run has it. Collective over the world."""
+    checkpoints that killed runs have left in it. Raises ProgramError where another run has it, or where some rank has another
+    folder of that name. Collective over the world."""
     file, error = None, None
     if directory is not None:
+        check_shared(directory)
         try:
             file = claim(directory) if dist.get_rank() == 0 else None
         except ProgramError as found:
@@ -53,6 +58,39 @@ def claimed(directory: Path | None) -> Iterator[None]:
     finally:
         if file is not None:
             os.close(file)
+
+
+def check_shared(directory: Path) -> None:
+    """Raise ProgramError where some rank does not see what rank 0 writes into the directory: each node would keep its own
+    ranks' part of a checkpoint, and none a whole one. Collective over the world."""
+    token, error = [""], None
+    with writing_together(directory):
+        if dist.get_rank() == 0:
+            number, path = tempfile.mkstemp(prefix=".seen-", dir=directory)
+            os.close(number)
+            token = [Path(path).name]
+    dist.broadcast_object_list(token, src=0)
+    if not _appears(directory, token[0]):
+        wrong = f"rank {dist.get_rank()} on {platform.node()} does not see in {directory} what rank 0 wrote there"
+        error = ProgramError("--checkpoint", wrong, "give a folder that all nodes share")
+    try:
+        raise_together(error)  # When all have looked.
+    finally:
+        if dist.get_rank() == 0:
+            (directory / token[0]).unlink(missing_ok=True)
+
+
+def _appears(directory: Path, name: str) -> bool:
+    """Whether a file is listed in a folder within the time that it may take. A listing asks the file server anew, where a look
+    for one name may be answered by what the node remembers."""
+    until = time.monotonic() + SEEN_S
+    while True:
+        with contextlib.suppress(OSError):
+            if name in os.listdir(directory):
+                return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
 
 
 def claim(directory: Path) -> int | None:

@@ -36,7 +36,7 @@ def unwritable(path: Path, cause: OSError) -> ProgramError:
     """What is said of a file that a full disk, or whatever the system names, has kept from being written."""
     right = "free space or give another path"
     if isinstance(cause, FileNotFoundError):
-        right = "its folder was removed meanwhile: give every run a path of its own"
+        right = "its folder is gone, or not on this node: give every run a path of its own that all nodes share"
     return ProgramError(str(path), f"cannot be written ({cause.strerror or cause})", right)
 
 
@@ -50,10 +50,13 @@ def cause_of(error: BaseException) -> BaseException:
 
 @contextmanager
 def writing_together(path: Path) -> Iterator[None]:
-    """Where some rank cannot write what it writes inside, every rank raises ProgramError. Collective over the world."""
+    """Where some rank cannot write what it writes inside, or raises ProgramError there, every rank raises it. Collective over
+    the world."""
     error = None
     try:
         yield
+    except ProgramError as found:
+        error = found
     except (OSError, RuntimeError) as failure:
         cause = cause_of(failure)
         if not isinstance(cause, OSError):

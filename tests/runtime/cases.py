@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runtime import launch
+from runtime import claim, launch
 from runtime.data import Batches, make_batches
+from runtime.errors import ProgramError
 from runtime.initialize import initial_value
 from runtime.loop import Trainer, train
 from runtime.parameters import piece
@@ -156,6 +158,21 @@ def collectives_of_a_step(toy: Toy) -> dict[str, tuple[int, int]]:
     with CollectiveCount() as counter:
         run_step(trainer.program.runner, trainer.batches.at(0))
     return counter.counts
+
+
+def refused_in_folders_of_their_own(toy: Toy, root: str, arguments: list[str]) -> str:
+    """What the loop says where every rank works in another folder (``root/rank``), as nodes do that share none."""
+    program, before, wait = build(toy), os.getcwd(), claim.SEEN_S
+    claim.SEEN_S = 0.3
+    os.chdir(os.path.join(root, str(dist.get_rank())))
+    try:
+        train(program, launch.parse_options(arguments))
+    except ProgramError as error:
+        return str(error)
+    finally:
+        os.chdir(before)
+        claim.SEEN_S = wait
+    return ""
 
 
 def exported(toy: Toy, file: str, arguments: list[str]) -> None:

@@ -9,10 +9,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from runtime import checkpoint
+from runtime.boxes import BoxedTensor
 from runtime.checkpoint import load_plain, newest
 from runtime.errors import ProgramError
-from runtime.launch import parse_options
+from runtime.launch import parse_options, start
 from runtime.loop import train
 from tests.runtime.toy_program import Toy, build
 
@@ -122,3 +125,22 @@ def test_a_finished_checkpoint_outlasts_a_power_cut(alone: None, tmp_path: Path,
     named = done.index(f"{tmp_path / 'step-00000001'} is named")
     assert done[named - 1] == str(partial) and done[named + 1 :] == [str(tmp_path)]
     assert {str(partial / name) for name in ("__0_0.distcp", ".metadata.tmp", "training.json")} <= set(done[:named])
+
+
+def test_what_is_saved_has_its_name_only_where_all_of_it_is_there(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node may have written it to a disk of its own."""
+    plain = checkpoint._write
+    monkeypatch.setattr(checkpoint, "_write", lambda path, state: (plain(path, state), (path / "__0_0.distcp").unlink()))
+    with pytest.raises(ProgramError, match=r"__0_0.distcp: is missing, of what was saved; give a folder that all nodes share"):
+        train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(tmp_path)]))
+    assert not (tmp_path / "step-00000001").exists()
+
+
+def test_no_rank_makes_a_folder_to_write_into(alone: None, tmp_path: Path) -> None:
+    """It would be one of its own node's."""
+    start(device="cpu")
+    with pytest.raises(ProgramError, match=r"gone: cannot be written .* not on this node"):
+        checkpoint._write(tmp_path / "gone", {"x": BoxedTensor((2,), torch.zeros(2), (((0,), (2,), (0,)),))})
+    assert not (tmp_path / "gone").exists()

@@ -20,6 +20,8 @@ from runtime.claim import FILE, claim
 from runtime.errors import ProgramError
 from runtime.launch import parse_options
 from runtime.loop import train
+from tests.runtime import cases
+from tests.runtime.group import ProcessPool
 from tests.runtime.toy_program import Toy, build
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +125,26 @@ def test_what_another_machine_may_be_writing_stays_for_an_hour(tmp_path: Path) -
     assert not old.exists() and new.exists()
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_folder_that_each_node_has_of_its_own_is_refused_before_anything_is_removed(
+    pool: ProcessPool, others: bool, tmp_path: Path
+) -> None:
+    for rank in (0, 1) if others else (0,):
+        (tmp_path / str(rank) / "kept").mkdir(parents=True)
+        left_over(tmp_path / str(rank) / "kept", 7)
+    (tmp_path / "1").mkdir(exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    for said in pool.run(2, cases.refused_in_folders_of_their_own, Toy(data=2), str(tmp_path), ["--checkpoint", "kept"]):
+        assert said.startswith("--checkpoint: rank 1 on ")
+        assert said.endswith(" does not see in kept what rank 0 wrote there; give a folder that all nodes share")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_shows_late_is_waited_for(tmp_path: Path) -> None:
+    Timer(0.5, (tmp_path / "token").touch).start()
+    assert module._appears(tmp_path, "token")
+
+
 def test_a_folder_that_is_taken_away_is_called_that(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a run on a machine that the lock does not reach."""
     def robbed(path: Path, text: str) -> int:
@@ -130,5 +152,5 @@ def test_a_folder_that_is_taken_away_is_called_that(alone: None, tmp_path: Path,
         return path.open("w").write(text)
 
     monkeypatch.setattr(Path, "write_text", robbed)
-    with pytest.raises(ProgramError, match=r"partial: cannot be written .* its folder was removed meanwhile: give every run"):
+    with pytest.raises(ProgramError, match=r"partial: cannot be written .* its folder is gone, or not on this node: give"):
         train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(tmp_path / "kept")]))
