@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 
 from .boxes import BoxedTensor, BoxLoadPlanner, BoxSavePlanner, BoxWriter
+from .data import Identity
 from .errors import ProgramError, raise_together, unwritable, writing_together
 from .folders import INCOMPLETE, MANGLED, REPLACE, UNREADABLE, check_files, checkpoints_in, is_checkpoint, read_progress, sync
 from .optimizer import LossScale, Optimizer
@@ -48,7 +49,8 @@ class Progress:
     """Where training stands: ``step`` steps done under ``seed`` (data and dropout follow), ``updates`` of them made, with
     ``samples`` in all. ``loss_scale``: None where none was needed.
 
-    ``aliases``: further names of tied parameters, each with the FQN it is tied to.
+    ``aliases``: further names of tied parameters, each with the FQN it is tied to. ``data``: what the data is told by, an
+    :class:`Identity` as JSON has it (None: not said).
     """
 
     step: int
@@ -58,11 +60,12 @@ class Progress:
     loss_scale: float | None
     clean_steps: int
     aliases: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
 
 
 def save(
     directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, samples: int, seed: int,
-    loss_scale: LossScale, aliases: Mapping[str, str], others: Unchanging = NOTHING,
+    data: Identity, loss_scale: LossScale, aliases: Mapping[str, str], others: Unchanging = NOTHING,
 ) -> Path:
     """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: of the parameters, see
     :class:`Progress`."""
@@ -80,7 +83,7 @@ def save(
         raise
     names = {**aliases, **others.aliases}
     value = loss_scale.value if loss_scale.enabled else None
-    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names)
+    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names, asdict(data))
     with writing_together(partial):
         if dist.get_rank() == 0:
             (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
@@ -178,11 +181,17 @@ def _are_names(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
 
 
+def _is_identity(value: object) -> bool:
+    kinds = {part.name: type(part.default) for part in fields(Identity)}
+    return value is None or (isinstance(value, dict) and {name: type(part) for name, part in value.items()} == kinds)
+
+
 _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("step", "updates", "samples", "clean_steps"), ("a whole number from 0 up", _is_count)),
     "seed": ("a whole number", lambda value: type(value) is int),
     "loss_scale": ("a positive number or null", _is_scale),
     "aliases": ("names of parameters by other names", _are_names),
+    "data": ("what its tokens are told by, or null", _is_identity),
 }
 """What :class:`Progress` may hold: in words, and the test."""
 

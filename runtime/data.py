@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from .hashing import seed_of
 FORMAT = "shardwright-tokens"
 WIDTHS = {"uint16": (2, torch.int16, 0xFFFF), "uint32": (4, torch.int32, 0xFFFFFFFF)}
 IGNORED = -100
+SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
+"""What of a token file is hashed to tell it from others: blocks at even distances, cheap in one of terabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,23 @@ class BatchInput:
         return self.high or max(self.shown, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the tokens of a run are told by: ``tokens`` of ``dtype`` in a file (0: they are made up), ``sampled`` the hash of
+    :data:`SAMPLED_BLOCKS` of its blocks."""
+
+    tokens: int = 0
+    dtype: str = ""
+    sampled: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens of {self.dtype}" if self.tokens else "made-up ones"
+
+
 class Source(Protocol):
     """Where tokens come from."""
+
+    identity: Identity
 
     def sequence(self, index: int, length: int) -> Tensor:
         """``length`` tokens of the sample that is ``index``-th in the whole training, int64."""
@@ -63,7 +82,7 @@ class SyntheticTokens:
     """Tokens that count up by a small stride and now and then jump: learnable, and a function of the seed alone."""
 
     def __init__(self, seed: int, vocabulary: int) -> None:
-        self.seed, self.vocabulary = seed, vocabulary
+        self.seed, self.vocabulary, self.identity = seed, vocabulary, Identity()
 
     def sequence(self, index: int, length: int) -> Tensor:
         """See :class:`Source`."""
@@ -97,6 +116,7 @@ class TokenFile:
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._order: tuple[int, Tensor] | None = None
+        self.identity = Identity(self.tokens, header["dtype"], self._sampled())
 
     def sequence(self, index: int, length: int) -> Tensor:
         """See :class:`Source`; ``length`` is the window and the one token after it."""
@@ -113,6 +133,12 @@ class TokenFile:
         at = self._begin + start * self.width
         raw = bytearray(self._bytes[at : at + count * self.width])
         return torch.frombuffer(raw, dtype=self._dtype).to(torch.int64) & self._mask
+
+    def _sampled(self) -> str:
+        size = self.tokens * self.width
+        starts = [place * max(size - BLOCK_BYTES, 0) // (SAMPLED_BLOCKS - 1) for place in range(SAMPLED_BLOCKS)]
+        blocks = (self._bytes[self._begin + at : self._begin + min(at + BLOCK_BYTES, size)] for at in starts)
+        return hashlib.blake2b(b"".join(blocks), digest_size=16).hexdigest()
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -155,6 +181,11 @@ class Batches:
         local = total // data
         self._own = range(data_rank * local, (data_rank + 1) * local)
 
+    @property
+    def identity(self) -> Identity:
+        """What the data is told by in checkpoints."""
+        return Identity() if self.source is None else self.source.identity
+
     def at(self, step: int) -> dict[str, Tensor]:
         """The inputs of step ``step`` (from 0) by the stages' arguments, each [local batch, ...] on the device."""
         batch = {entry.keyword: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
@@ -193,6 +224,20 @@ def made_up(inputs: Sequence[BatchInput]) -> tuple[str, ...]:
     return tuple(
         entry.name for entry in inputs if entry.role == "other" or (entry.role == "targets" and entry.shape != length)
     )
+
+
+def check_data(trained: Identity, now: Identity) -> None:
+    """Warn, on rank 0, where a resumed run goes on with other tokens than it was ``trained`` on: that may be meant. Raises
+    ProgramError, on every rank alike, where they were a file's and are made up now: that is a forgotten option."""
+    if trained.tokens and not now.tokens:
+        raise ProgramError(
+            "--data", f"is not given, and the run was trained on {trained} until now",
+            "give the file, or begin a run on made-up tokens with --init-from and another --checkpoint",
+        )
+    if trained != now and dist.get_rank() == 0:
+        others = "as many others" if str(trained) == str(now) else now
+        print(f"warning: --data: not the tokens that the run was trained on until now: {trained}, now {others}; samples may be "
+              "repeated or left out", file=sys.stderr, flush=True)
 
 
 def _floats(entry: BatchInput, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import checkpoint, metrics
 from .block import blocks_of
 from .claim import claimed
-from .data import Batches, BatchInput, made_up, make_batches
+from .data import Batches, BatchInput, Identity, check_data, made_up, make_batches
 from .dropout import DropoutStream
 from .errors import ProgramError, raise_together
 from .initialize import Step, initialize
@@ -81,11 +81,13 @@ class Trainer:
         self.loss_scale = LossScale(program.precision == "fp16")
         master = MASTER_DTYPE[program.precision]
         self.unchanging = unchanging(program.buffers, program.idle, program.recipes, options.seed, master)
-        self._restore()
+        trained_on = self._restore()
         self.batches: Batches = make_batches(
             program.inputs, options.data, self.seed, program.batch, self.world.data_rank, self.world.data,
             self.world.device, self._samples_before,
         )
+        if trained_on is not None and self.done < options.steps:
+            check_data(trained_on, self.batches.identity)
 
     def gradients(self) -> tuple[float, float]:
         """Forward and backward of the next step: (mean loss, gradient norm). Leaves gradients times the loss scale."""
@@ -148,15 +150,18 @@ class Trainer:
         if self.options.checkpoint is not None:
             checkpoint.save(
                 self.options.checkpoint, self.parameters, self.optimizer, self.done,
-                self._samples_before + self.done * self.program.batch, self.seed, self.loss_scale, self.program.aliases,
-                self.unchanging,
+                self._samples_before + self.done * self.program.batch, self.seed, self.batches.identity,
+                self.loss_scale, self.program.aliases, self.unchanging,
             )
 
-    def _restore(self) -> None:
+    def _restore(self) -> Identity | None:
+        """Go on from the newest checkpoint; what its data is told by (None: there is none, or it does not say)."""
+        trained_on = None
         found = None if self.options.checkpoint is None else checkpoint.newest(self.options.checkpoint)
         if found is not None:
             progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale, self.unchanging)
             self.done, self.seed = progress.step, progress.seed
+            trained_on = None if progress.data is None else Identity(**progress.data)
             self._samples_before = progress.samples - self.done * self.program.batch
         elif self.options.init_from is not None:
             checkpoint.load_parameters(self.options.init_from, self.parameters, self.unchanging)
@@ -165,6 +170,7 @@ class Trainer:
                 block.fill_constants()
         if self.options.export_start is not None:
             checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases, self.unchanging)
+        return trained_on
 
     def _dump(self) -> None:
         """Write the whole gradients, where that was asked for, without the loss scale."""

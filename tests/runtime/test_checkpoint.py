@@ -17,6 +17,7 @@ from runtime.checkpoint import load_plain, newest
 from runtime.errors import ProgramError
 from runtime.launch import parse_options, start
 from runtime.loop import train
+from tests.runtime.test_parts import token_file
 from tests.runtime.toy_program import Toy, build
 
 PROGRESS = {"step": 3, "seed": 0, "updates": 3, "samples": 24, "loss_scale": None, "clean_steps": 0, "aliases": {}}
@@ -35,6 +36,8 @@ def refusal(directory: Path) -> str:
     ("samples", 10**30, "samples: is 1000"), ("updates", [3], "updates: is [3]"), ("clean_steps", 0.0, "clean_steps: is 0.0"),
     ("seed", "a", 'seed: is "a"; a whole number'), ("loss_scale", "1", "loss_scale: is"), ("loss_scale", 0, "loss_scale: is 0"),
     ("loss_scale", float("nan"), "loss_scale: is NaN; a positive number or null"), ("aliases", ["a"], "aliases: is"),
+    ("data", {"tokens": 5}, 'data: is {"tokens": 5}; what its tokens'),
+    ("data", {"tokens": "5", "dtype": "", "sampled": ""}, "data: is"),
     ("aliases", {"a": 1}, 'aliases: is {"a": 1}; names of parameters'), ("pace", 1, "missing or mangled"),
 ])
 def test_progress_of_another_form_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
@@ -144,3 +147,36 @@ def test_no_rank_makes_a_folder_to_write_into(alone: None, tmp_path: Path) -> No
     with pytest.raises(ProgramError, match=r"gone: cannot be written .* not on this node"):
         checkpoint._write(tmp_path / "gone", {"x": BoxedTensor((2,), torch.zeros(2), (((0,), (2,), (0,)),))})
     assert not (tmp_path / "gone").exists()
+
+
+OTHERS = (
+    "warning: --data: not the tokens that the run was trained on until now: {}, now {}; "
+    "samples may be repeated or left out\n"
+)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    (None, None, ""), (range(2000), range(2000), ""),
+    (None, range(2000), OTHERS.format("made-up ones", "2,000 tokens of uint16")),
+    (range(2000), range(2500), OTHERS.format("2,000 tokens of uint16", "2,500 tokens of uint16")),
+    (range(2000), range(1, 2001), OTHERS.format("2,000 tokens of uint16", "as many others")),
+])
+def test_other_data_than_until_now_is_told(
+    alone: None, before: range | None, after: range | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps, numbers in enumerate((before, after), start=1):
+        data = [] if numbers is None else ["--data", str(token_file(tmp_path / "data", [number % 51 for number in numbers]))]
+        train(build(Toy()), parse_options(["--steps", str(steps), "--checkpoint", str(tmp_path / "kept"), *data]))
+    assert capsys.readouterr().err == said
+
+
+def test_data_that_is_forgotten_is_asked_for_where_steps_are_left(alone: None, tmp_path: Path) -> None:
+    data, run = token_file(tmp_path / "data", [number % 51 for number in range(2000)]), ["--checkpoint", str(tmp_path / "kept")]
+    train(build(Toy()), parse_options([*run, "--steps", "1", "--data", str(data)]))
+    train(build(Toy()), parse_options([*run, "--steps", "1", "--export-start", str(tmp_path / "trained.pt")]))
+    with pytest.raises(ProgramError) as refused:
+        train(build(Toy()), parse_options([*run, "--steps", "2"]))
+    assert str(refused.value) == (
+        "--data: is not given, and the run was trained on 2,000 tokens of uint16 until now; "
+        "give the file, or begin a run on made-up tokens with --init-from and another --checkpoint"
+    )
