@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -96,8 +96,8 @@ class Trainer:
     def step(self) -> tuple[float, float, float]:
         """One step of training: (mean loss, gradient norm, learning rate)."""
         found = self._passes()
-        if not self._begun:
-            self._begun = True
+        self._begun = True
+        if not self.done:
             self._dump()
         reading = Reading(found)
         rate = self._update(found[1])  # Launched while the backward pass runs: the device goes from one to the other.
@@ -168,12 +168,12 @@ class Trainer:
         if found is not None or self.options.init_from is not None:
             for block in (block for module in self.program.modules for block in blocks_of(module)):
                 block.fill_constants()
-        if self.options.export_start is not None:
+        if found is None and self.options.export_start is not None:
             checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases, self.unchanging)
         return trained_on
 
     def _dump(self) -> None:
-        """Write the whole gradients, where that was asked for, without the loss scale."""
+        """Write the whole gradients of the first step, where that was asked for, without the loss scale."""
         if self.options.dump_gradients is not None:
             gradients = [
                 None if held.gradient is None else held.gradient / self.loss_scale.value for held in self.parameters
@@ -213,6 +213,8 @@ def _train(program: Program, options: Options) -> None:
     if trainer.done and program.world.rank == 0:
         left = "" if trainer.done < options.steps else f": nothing is left to do up to step {options.steps}"
         print(f"resumed from {options.checkpoint} after step {trainer.done}{left}", flush=True)
+        for line in _of_the_beginning(options):
+            print(line, flush=True)
     drawn = made_up(program.inputs)
     if options.data is not None and drawn and program.world.rank == 0:
         print(f"{options.data} holds tokens alone; made up (runtime/data.py): {', '.join(drawn)}", flush=True)
@@ -229,6 +231,15 @@ def _train(program: Program, options: Options) -> None:
         if last or (options.checkpoint_every and trainer.done % options.checkpoint_every == 0):
             trainer.save()
     raise_together(trainer.failure)
+
+
+def _of_the_beginning(options: Options) -> Iterator[str]:
+    """What becomes of the files that hold a run's beginning, where that lies behind: a run that is started again by the same
+    command has written them already."""
+    for flag, file in (("--export-start", options.export_start), ("--dump-gradients", options.dump_gradients)):
+        if file is not None:
+            done = "is left as it is" if file.exists() else "is not written"
+            yield f"{flag}: {file} {done}: it is of the beginning, and this run resumes"
 
 
 def compile_blocks(modules: Sequence[nn.Module]) -> None:

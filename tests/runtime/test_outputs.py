@@ -88,14 +88,32 @@ def test_what_cannot_be_written_is_told_by_what_keeps_it_from_it(
 
 def test_no_folder_of_the_users_is_taken_for_one_of_the_exports(alone: None, tmp_path: Path) -> None:
     """Not even that of the run's own checkpoints."""
+    for folder in ("start.pt.partial", "gradients.pt.partial"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "notes").touch()
     run = ["--steps", "1", "--checkpoint", str(tmp_path / "start.pt.partial")]
-    train(build(Toy()), parse_options(run))
-    (tmp_path / "gradients.pt.partial").mkdir()
-    (tmp_path / "gradients.pt.partial" / "notes").touch()
     asked = ["--export-start", str(tmp_path / "start.pt"), "--dump-gradients", str(tmp_path / "gradients.pt")]
-    train(build(Toy()), parse_options([*run, "--steps", "2", *asked]))
+    train(build(Toy()), parse_options([*run, *asked]))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "gradients.pt", "gradients.pt.partial", "start.pt", "start.pt.partial",
     ]
     assert (tmp_path / "gradients.pt.partial" / "notes").exists()
-    assert {"step-00000001", "step-00000002"} <= {path.name for path in (tmp_path / "start.pt.partial").iterdir()}
+    assert {"notes", "step-00000001"} <= {path.name for path in (tmp_path / "start.pt.partial").iterdir()}
+
+
+def test_a_resumed_run_leaves_what_is_of_the_beginning(
+    alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is started again by the same command would write a later step's weights over the first's."""
+    start, gradients = tmp_path / "start.pt", tmp_path / "gradients.pt"
+    run = ["--checkpoint", str(tmp_path / "kept"), "--export-start", str(start), "--dump-gradients", str(gradients)]
+    train(build(Toy()), parse_options(["--steps", "1", *run]))
+    written = start.read_bytes()
+    gradients.unlink()
+    capsys.readouterr()
+    train(build(Toy()), parse_options(["--steps", "2", *run]))
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        f"--export-start: {start} is left as it is: it is of the beginning, and this run resumes",
+        f"--dump-gradients: {gradients} is not written: it is of the beginning, and this run resumes",
+    ]
+    assert start.read_bytes() == written and not gradients.exists()
