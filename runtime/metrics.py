@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import resource
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,14 +41,27 @@ class StepReport:
 def append(path: Path, report: StepReport) -> None:
     """Add one JSON line to a file, flushed. What is not finite (the norm of a step that overflowed) is ``null``.
 
-    Raises ProgramError where the file cannot be written.
+    Raises ProgramError where the file cannot be written; then nothing of the line is in it.
     """
     finite = {name: value if math.isfinite(value) else None for name, value in asdict(report).items()}
+    kept = path.stat().st_size if path.is_file() else 0
     try:
+        begin = "" if _ends_a_line(path, kept) else "\n"
         with path.open("a") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(f"{begin}{json.dumps(finite)}\n")
     except OSError as cause:
+        with contextlib.suppress(OSError):  # The file may not be there, or be a pipe.
+            os.truncate(path, kept)
         raise unwritable(path, cause) from None
+
+
+def _ends_a_line(path: Path, size: int) -> bool:
+    """Whether what is appended begins a line: a machine that went down may have left a part of one."""
+    if not size:
+        return True
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from runtime.errors import ProgramError
 from runtime.launch import parse_options
 from runtime.loop import train
+from runtime.metrics import StepReport, append
 from tests.runtime.toy_program import Toy, build
+
+REPORT = StepReport(3, 2.5, 1.0, 1e-3, 0.25, 4096.0, 0.5, 2**30)
 
 
 class Full(io.FileIO):
@@ -46,6 +50,38 @@ def test_no_space_is_one_line(alone: None, full: None, flag: str, steps: int, tm
     said = "cannot be written (No space left on device); free space or give another path"
     assert str(refused.value).startswith(str(path)) and str(refused.value).endswith(said)
     assert not list(tmp_path.rglob("*.partial")), "what was written takes the room that is asked for"
+
+
+def test_metrics_hold_whole_lines_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there was room for is cut off again: a run that goes on appends to it."""
+    path, plain = tmp_path / "metrics", Path.open
+    append(path, REPORT)
+    before = path.read_bytes()
+
+    class Nearly(io.FileIO):
+        """A file on a disk with room for ten bytes."""
+
+        def write(self, data: Any) -> int:
+            if self.tell() >= len(before) + 10:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(bytes(data)[:10])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode="r": (
+            io.TextIOWrapper(io.BufferedWriter(Nearly(path, "a"))) if mode == "a" else plain(path, mode)
+        ))
+        with pytest.raises(ProgramError, match="No space left"):
+            append(path, REPORT)
+    assert path.read_bytes() == before
+
+
+def test_a_torn_line_of_metrics_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text('{"step": 2')
+    append(path, REPORT)
+    append(path, REPORT)
+    torn, *whole = path.read_text().splitlines()
+    assert torn == '{"step": 2' and [json.loads(line)["step"] for line in whole] == [3, 3]
 
 
 def test_an_archive_on_a_full_disk_names_the_disk(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
