@@ -70,6 +70,7 @@ class Trainer:
     def __init__(self, program: Program, options: Options) -> None:
         self.program, self.options, self.world = program, options, program.world
         self.seed, self.done, self._begun = options.seed, 0, False
+        self._saved: int | None = None
         self.failure: ProgramError | None = None
         # Samples of the steps done, less what this program's batch makes of as many: other plans had other batches.
         self._samples_before = 0
@@ -94,7 +95,8 @@ class Trainer:
         return self._read(Reading(self._passes()))
 
     def step(self) -> tuple[float, float, float]:
-        """One step of training: (mean loss, gradient norm, learning rate)."""
+        """One step of training: (mean loss, gradient norm, learning rate). Raises ProgramError, on every rank alike, where the
+        loss or the norm is not finite and no loss scale is there to be lowered."""
         found = self._passes()
         self._begun = True
         if not self.done:
@@ -106,6 +108,8 @@ class Trainer:
         overflow = self.loss_scale.enabled and not math.isfinite(norm)
         if overflow:
             self.optimizer.take_back()
+        elif not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._diverged(loss, norm)
         self.loss_scale.update(overflow)
         self.done += 1
         return loss, norm, rate
@@ -140,6 +144,14 @@ class Trainer:
             raise ProgramError("loss", wrong, "weights that add up to 0 or more in every step")
         return loss, norm
 
+    def _diverged(self, loss: float, norm: float) -> ProgramError:
+        """What is said of a step whose update would make all parameters NaN, and every checkpoint after it."""
+        onward = "begin again" if self._saved is None else f"go on from the checkpoint of step {self._saved}, or one before it,"
+        return ProgramError(
+            f"step {self.done + 1}", f"its loss is {loss:g} and its gradient norm {norm:g}, and no update was kept",
+            f"{onward} with a lower --learning-rate, another --clip or other data",
+        )
+
     def _update(self, norm: Tensor) -> float:
         """Clip and update; returns the learning rate."""
         factor = clip_factor(norm, self.options.clip) / self.loss_scale.value
@@ -153,6 +165,7 @@ class Trainer:
                 self._samples_before + self.done * self.program.batch, self.seed, self.batches.identity,
                 self.loss_scale, self.program.aliases, self.unchanging,
             )
+            self._saved = self.done
 
     def _restore(self) -> Identity | None:
         """Go on from the newest checkpoint; what its data is told by (None: there is none, or it does not say)."""
@@ -162,6 +175,7 @@ class Trainer:
             progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale, self.unchanging)
             self.done, self.seed = progress.step, progress.seed
             trained_on = None if progress.data is None else Identity(**progress.data)
+            self._saved = self.done
             self._samples_before = progress.samples - self.done * self.program.batch
         elif self.options.init_from is not None:
             checkpoint.load_parameters(self.options.init_from, self.parameters, self.unchanging)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -72,6 +73,20 @@ def trajectory(toy: Toy, arguments: list[str]) -> list[tuple[float, float]]:
         reports.append((loss, norm))
     trainer.save()
     return reports
+
+
+def diverging(toy: Toy, arguments: list[str]) -> str:
+    """What ends a run after its first step, from which on a weight of the first stage is NaN."""
+    trainer = Trainer(build(toy), launch.parse_options(arguments))
+    trainer.step()
+    trainer.save()
+    if trainer.world.pipeline_rank == 0:
+        trainer.parameters[0].local.fill_(math.nan)
+    try:
+        trainer.step()
+    except ProgramError as error:
+        return str(error)
+    return ""
 
 
 def plain_trajectory(steps: int, batch: int, seed: int, clip: float) -> tuple[list[tuple[float, float]], PlainModel]:

@@ -82,6 +82,21 @@ def test_the_start_and_the_gradients_are_exported_for_the_plain_model(pool: Proc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gradients.pt", "start.pt"]
 
 
+@pytest.mark.parametrize(("saves", "clip", "begin"), [
+    (False, "0", "begin again"), (True, "1", "go on from the checkpoint of step 1, or one before it,"),
+])
+def test_a_step_that_is_not_finite_ends_every_rank(
+    pool: ProcessPool, saves: bool, clip: str, begin: str, tmp_path: Path
+) -> None:
+    """Only the second of two stages knows a loss."""
+    run = ["--clip", clip, *(["--checkpoint", str(tmp_path)] if saves else [])]
+    said = (
+        f"step 2: its loss is nan and its gradient norm nan, and no update was kept; {begin} with a lower "
+        "--learning-rate, another --clip or other data"
+    )
+    assert pool.run(2, cases.diverging, Toy(pipeline=2, microbatches=4, precision="fp32"), run) == [said] * 2
+
+
 def test_training_starts_from_another_runs_parameters(pool: ProcessPool, tmp_path: Path) -> None:
     pool.run(1, cases.trajectory, Toy(), [*RUN, "--steps", "2", "--checkpoint", str(tmp_path)])
     whole = checkpoint.load_plain(tmp_path / "step-00000002")
