@@ -32,8 +32,9 @@ def raise_together(error: ProgramError | None) -> None:
             raise ProgramError(*parts)
 
 
-def unwritable(path: Path, cause: OSError) -> ProgramError:
-    """What is said of a file that a full disk, or whatever the system names, has kept from being written."""
+def unwritable(path: Path | str, cause: OSError) -> ProgramError:
+    """What is said of a file (or of standard output) that a full disk, or whatever the system names, has kept from being
+    written."""
     right = "free space or give another path"
     if isinstance(cause, FileNotFoundError):
         right = "its folder is gone, or not on this node: give every run a path of its own that all nodes share"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import ctypes
 import math
 import os
@@ -332,7 +333,8 @@ def main_guard(main: Callable[[], None]) -> None:
 def say(error: ProgramError) -> None:
     """Print the error's line on rank 0; the others wait for it."""
     if _is_first():
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # A full disk: the exit code says that it went wrong.
+            print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(LEAVES_AFTER_S)
 
@@ -347,6 +349,7 @@ def _leave(code: int) -> NoReturn:
     """End the process without taking Python down: a thread of gloo's that lets go of its last tensor meanwhile asks for a
     lock that is gone, and aborts a run that has succeeded. What was registered to run at exit runs."""
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # What a full disk kept from being written is still to be flushed.
+            stream.flush()
     os._exit(code)

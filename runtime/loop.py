@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -115,8 +116,8 @@ class Trainer:
         return loss, norm, rate
 
     def _passes(self) -> Tensor:
-        """Forward and backward of the next step: mean loss, gradient norm, total weight and, where metrics are written, the
-        number of ranks that have failed; float64 on the device."""
+        """Forward and backward of the next step: mean loss (NaN where a rank has failed), gradient norm and total weight;
+        float64 on the device."""
         batch = self.batches.at(self.done)
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
@@ -126,23 +127,31 @@ class Trainer:
             require_gradients(self.parameters)  # Before others wait for this rank's: one that raises ends all.
         sum_partial_gradients(self.parameters, self.world.tensor)
         self.tied.sum(self.parameters)
+        if self.failure is not None:
+            loss_sum = loss_sum * math.nan
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
-        if self.options.metrics is not None:
-            local.append(torch.full((), float(self.failure is not None), device=self.world.device))
-        total, squared, *failed = sum_over_world(local)
-        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight, *failed])
+        total, squared = sum_over_world(local)
+        return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight])
 
     def _read(self, reading: Reading) -> tuple[float, float]:
         """Mean loss and gradient norm. Raises ProgramError, on every rank alike, where a rank has failed or the terms weigh
         less than nothing: only here are these numbers on the host, which must not wait earlier. What was updated meanwhile is
         lost."""
-        loss, norm, weight, *failed = reading.wait()
-        if any(failed):
+        loss, norm, weight = reading.wait()
+        if not math.isfinite(loss):  # On every rank: one of them may have failed.
             raise_together(self.failure)
         if weight < 0:
             wrong = f"the total weight of step {self.done + 1} is negative ({weight:g})"
             raise ProgramError("loss", wrong, "weights that add up to 0 or more in every step")
         return loss, norm
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Keep what is wrong with what this rank does alone, for all to be told."""
+        try:
+            yield
+        except ProgramError as error:
+            self.failure = self.failure or error
 
     def _diverged(self, loss: float, norm: float) -> ProgramError:
         """What is said of a step whose update would make all parameters NaN, and every checkpoint after it."""
@@ -222,29 +231,41 @@ def _train(program: Program, options: Options) -> None:
         if program.runner.split_backward:
             raise ProgramError("--compile", "loses gradients under a zero-bubble schedule", "leave it out")
         compile_blocks(program.modules)
-    if program.world.stands_in and program.world.rank == 0:
-        print("this plan is for accelerators and torch sees none: it trains on the CPU's cores", flush=True)
-    if trainer.done and program.world.rank == 0:
-        left = "" if trainer.done < options.steps else f": nothing is left to do up to step {options.steps}"
-        print(f"resumed from {options.checkpoint} after step {trainer.done}{left}", flush=True)
-        for line in _of_the_beginning(options):
-            print(line, flush=True)
-    drawn = made_up(program.inputs)
-    if options.data is not None and drawn and program.world.rank == 0:
-        print(f"{options.data} holds tokens alone; made up (runtime/data.py): {', '.join(drawn)}", flush=True)
+    if program.world.rank == 0:
+        with trainer.failing():
+            for line in _first_lines(program, options, trainer.done):
+                metrics.say(line)
     while trainer.done < options.steps:
         begin = time.perf_counter()
         loss, norm, rate = trainer.step()
         seconds = time.perf_counter() - begin
         if program.world.rank == 0:
-            trainer.failure = _report(program, options, metrics.StepReport(
+            report = metrics.StepReport(
                 trainer.done, loss, norm, rate, seconds, program.batch * program.sequence / seconds,
                 _mfu(program, seconds), metrics.peak_memory_bytes(program.world.device),
-            ))
+            )
+            with trainer.failing():
+                metrics.say(report.line(options.steps, program.batch))
+            with trainer.failing():
+                if options.metrics is not None:
+                    metrics.append(options.metrics, report)
         last = trainer.done == options.steps
         if last or (options.checkpoint_every and trainer.done % options.checkpoint_every == 0):
             trainer.save()
     raise_together(trainer.failure)
+
+
+def _first_lines(program: Program, options: Options, done: int) -> Iterator[str]:
+    """What is said before the first step of a run that resumes after step ``done`` (0: it begins)."""
+    if program.world.stands_in:
+        yield "this plan is for accelerators and torch sees none: it trains on the CPU's cores"
+    if done:
+        left = "" if done < options.steps else f": nothing is left to do up to step {options.steps}"
+        yield f"resumed from {options.checkpoint} after step {done}{left}"
+        yield from _of_the_beginning(options)
+    drawn = made_up(program.inputs)
+    if options.data is not None and drawn:
+        yield f"{options.data} holds tokens alone; made up (runtime/data.py): {', '.join(drawn)}"
 
 
 def _of_the_beginning(options: Options) -> Iterator[str]:
@@ -266,15 +287,3 @@ def compile_blocks(modules: Sequence[nn.Module]) -> None:
 def _mfu(program: Program, seconds: float) -> float:
     available = program.peak_flops * program.world.size * seconds
     return program.flops / available if available else 0.0
-
-
-def _report(program: Program, options: Options, report: metrics.StepReport) -> ProgramError | None:
-    """Print and write a step's report; returns what kept it from being written."""
-    print(report.line(options.steps, program.batch), flush=True)
-    if options.metrics is None:
-        return None
-    try:
-        metrics.append(options.metrics, report)
-    except ProgramError as error:
-        return error
-    return None

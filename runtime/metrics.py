@@ -38,6 +38,14 @@ class StepReport:
         )
 
 
+def say(line: str) -> None:
+    """Print a line. Raises ProgramError where standard output cannot be written to."""
+    try:
+        print(line, flush=True)
+    except OSError as cause:
+        raise unwritable("standard output", cause) from None
+
+
 def append(path: Path, report: StepReport) -> None:
     """Add one JSON line to a file, flushed. What is not finite (the norm of a step that overflowed) is ``null``.
 

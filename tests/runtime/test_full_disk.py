@@ -52,6 +52,17 @@ def test_no_space_is_one_line(alone: None, full: None, flag: str, steps: int, tm
     assert not list(tmp_path.rglob("*.partial")), "what was written takes the room that is asked for"
 
 
+@pytest.mark.parametrize("steps", ["1", "2"])
+def test_a_log_on_a_full_disk_is_one_line(alone: None, steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that could not be told of is saved where that was asked for."""
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(Full(tmp_path / "log", "w"))))
+    saving = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "1"]
+    with pytest.raises(ProgramError) as refused:
+        train(build(Toy()), parse_options(["--steps", steps, *saving]))
+    assert str(refused.value) == "standard output: cannot be written (No space left on device); free space or give another path"
+    assert [path.name for path in (tmp_path / "kept").glob("step-*")] == ["step-00000001"]
+
+
 def test_metrics_hold_whole_lines_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What there was room for is cut off again: a run that goes on appends to it."""
     path, plain = tmp_path / "metrics", Path.open

@@ -50,6 +50,15 @@ def test_under_torchrun_a_run_ends_with_0_and_all_that_it_said() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "buffered\nregistered\n", "an error's line\n")
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_cannot_be_said_leaves_the_exit_code(stream: str) -> None:
+    """Also what is left of it to flush."""
+    refused = PROGRAM.replace('    print("an error', '    raise launch.ProgramError("file", "is wrong")\n    print("an error')
+    done = ended({"RANK": "0"}, f"import sys\nsys.{stream} = open('/dev/full', 'w')\n{refused}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr == ("" if stream == "stderr" else "error: file: is wrong\n")
+
+
 def test_without_torchrun_a_run_returns() -> None:
     """A notebook goes on."""
     done = ended({})
