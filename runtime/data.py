@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,11 +95,12 @@ class SyntheticTokens:
 
 
 class TokenFile:
-    """A memory-mapped file of tokens: a line of JSON, then little-endian integers.
+    """A file of tokens, of which windows are read as they are asked for: a line of JSON, then little-endian integers.
 
     The line is ``{"format": "shardwright-tokens", "version": 1, "dtype": "uint16" or "uint32", "tokens": count}``.
     Samples are the consecutive windows of ``length`` tokens (and one more, the last target), shuffled anew every epoch.
-    Raises ProgramError where the file is missing, not of this format, truncated, or too short for one window.
+    Raises ProgramError where the file is missing, not of this format, truncated, or too short for one window, and where what is
+    read is no longer there.
     """
 
     def __init__(self, path: Path, seed: int, length: int) -> None:
@@ -113,8 +114,7 @@ class TokenFile:
         self.windows = (self.tokens - 1) // length
         if self.windows < 1:
             raise ProgramError(str(path), f"{self.tokens} tokens", f"one sample needs {length + 1}")
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = path.open("rb", buffering=0)
         self._order: tuple[int, Tensor] | None = None
         self.identity = Identity(self.tokens, header["dtype"], self._sampled())
 
@@ -130,14 +130,24 @@ class TokenFile:
         return max((int(self._read(at, min(step, end - at)).max()) for at in range(part * each, end, step)), default=-1)
 
     def _read(self, start: int, count: int) -> Tensor:
-        at = self._begin + start * self.width
-        raw = bytearray(self._bytes[at : at + count * self.width])
+        raw = self._bytes(start * self.width, count * self.width)
         return torch.frombuffer(raw, dtype=self._dtype).to(torch.int64) & self._mask
+
+    def _bytes(self, start: int, count: int) -> bytearray:
+        """``count`` bytes of the tokens from byte ``start`` of them on."""
+        raw, right = bytearray(count), "a file that stays as it is while a run reads it"
+        try:  # A mapping of a file that is cut meanwhile ends the process with a signal.
+            present = os.preadv(self._file.fileno(), [raw], self._begin + start)
+        except OSError as error:
+            raise ProgramError(str(self.path), f"cannot be read ({error.strerror})", right) from None
+        if present < len(raw):
+            raise ProgramError(str(self.path), "became shorter while the run read it", right)
+        return raw
 
     def _sampled(self) -> str:
         size = self.tokens * self.width
         starts = [place * max(size - BLOCK_BYTES, 0) // (SAMPLED_BLOCKS - 1) for place in range(SAMPLED_BLOCKS)]
-        blocks = (self._bytes[self._begin + at : self._begin + min(at + BLOCK_BYTES, size)] for at in starts)
+        blocks = (self._bytes(at, min(BLOCK_BYTES, size)) for at in starts)
         return hashlib.blake2b(b"".join(blocks), digest_size=16).hexdigest()
 
     def _permutation(self, epoch: int) -> Tensor:
@@ -187,10 +197,21 @@ class Batches:
         return Identity() if self.source is None else self.source.identity
 
     def at(self, step: int) -> dict[str, Tensor]:
-        """The inputs of step ``step`` (from 0) by the stages' arguments, each [local batch, ...] on the device."""
-        batch = {entry.keyword: torch.empty(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
+        """The inputs of step ``step`` (from 0) by the stages' arguments, each [local batch, ...] on the device. Raises
+        ProgramError where the data cannot be read."""
+        batch = self._zeros()
         for place, index in enumerate(self._own):
             self._fill(batch, place, self._before + step * self.total + index)
+        return self._placed(batch)
+
+    def blank(self) -> dict[str, Tensor]:
+        """Zeros in the place of a batch that this rank alone cannot read, where others wait for it."""
+        return self._placed(self._zeros())
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {entry.keyword: torch.zeros(len(self._own), *entry.shape, dtype=entry.dtype) for entry in self.inputs}
+
+    def _placed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.device.type == "cuda":  # What is pinned is copied while the host goes on.
             batch = {name: values.pin_memory() for name, values in batch.items()}
         return {name: values.to(self.device, non_blocking=True) for name, values in batch.items()}

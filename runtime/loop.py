@@ -66,7 +66,7 @@ class Program:
 
 class Trainer:
     """The state of a training run: parameters, optimizer, loss scale and the number of steps done. ``failure``: what this rank
-    alone has found wrong after a step; all ranks are told with the numbers of the next, so that none waits for another."""
+    alone has found wrong; all ranks are told with the numbers of the step, so that none waits for another."""
 
     def __init__(self, program: Program, options: Options) -> None:
         self.program, self.options, self.world = program, options, program.world
@@ -118,7 +118,7 @@ class Trainer:
     def _passes(self) -> Tensor:
         """Forward and backward of the next step: mean loss (NaN where a rank has failed), gradient norm and total weight;
         float64 on the device."""
-        batch = self.batches.at(self.done)
+        batch = self._batch()
         weight = global_weight(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
         loss_sum = run_step(self.program.runner, batch, scale, self._streams())
@@ -132,6 +132,13 @@ class Trainer:
         local = [loss_sum / self.world.tensor.degree, squared_norm(self.parameters, self.world.device)]
         total, squared = sum_over_world(local)
         return torch.stack([total / weight.clamp(min=1e-30), squared.sqrt() / self.loss_scale.value, weight])
+
+    def _batch(self) -> dict[str, Tensor]:
+        try:
+            return self.batches.at(self.done)
+        except ProgramError as error:
+            self.failure = self.failure or error
+            return self.batches.blank()
 
     def _read(self, reading: Reading) -> tuple[float, float]:
         """Mean loss and gradient norm. Raises ProgramError, on every rank alike, where a rank has failed or the terms weigh

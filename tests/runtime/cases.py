@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +89,22 @@ def diverging(toy: Toy, arguments: list[str]) -> str:
     except ProgramError as error:
         return str(error)
     return ""
+
+
+def cut_data(toy: Toy, directory: str) -> tuple[float, str]:
+    """The loss of a step, and what ends the next, before which the token file of rank 1 alone is cut behind its header."""
+    path = Path(directory) / f"tokens-{dist.get_rank()}"
+    header = json.dumps({"format": "shardwright-tokens", "version": 1, "dtype": "uint16", "tokens": 1000}).encode() + b"\n"
+    path.write_bytes(header + bytes(2000))
+    trainer = Trainer(build(toy), launch.parse_options(["--data", str(path)]))
+    loss = trainer.step()[0]
+    if dist.get_rank() == 1:
+        os.truncate(path, len(header))
+    try:
+        trainer.step()
+    except ProgramError as error:
+        return loss, str(error)
+    return loss, ""
 
 
 def plain_trajectory(steps: int, batch: int, seed: int, clip: float) -> tuple[list[tuple[float, float]], PlainModel]:

@@ -97,6 +97,14 @@ def test_a_step_that_is_not_finite_ends_every_rank(
     assert pool.run(2, cases.diverging, Toy(pipeline=2, microbatches=4, precision="fp32"), run) == [said] * 2
 
 
+@pytest.mark.parametrize("toy", [Toy(data=2), Toy(pipeline=2, microbatches=4, precision="fp16")])
+def test_a_token_file_that_is_cut_ends_every_rank(pool: ProcessPool, toy: Toy, tmp_path: Path) -> None:
+    """Though one rank alone finds out, and the others wait for it in the step."""
+    said = f"{tmp_path / 'tokens-1'}: became shorter while the run read it; a file that stays as it is while a run reads it"
+    for loss, error in pool.run(2, cases.cut_data, toy, str(tmp_path)):
+        assert loss > 0 and error == said
+
+
 def test_training_starts_from_another_runs_parameters(pool: ProcessPool, tmp_path: Path) -> None:
     pool.run(1, cases.trajectory, Toy(), [*RUN, "--steps", "2", "--checkpoint", str(tmp_path)])
     whole = checkpoint.load_plain(tmp_path / "step-00000002")
