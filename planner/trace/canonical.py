@@ -9,6 +9,7 @@ from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
+from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
 from planner.trace.turns import TURNS, turned
@@ -39,9 +40,6 @@ LOOKUPS = frozenset({"embedding", "embedding_bag"})
 DROPOUTS = frozenset({"dropout", "dropout_"})
 OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
 """Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
-RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "binomial", "cauchy",
-                    "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_functional", "poisson", "random",
-                    "randperm", "uniform", "native_dropout", "_sample_dirichlet", "_standard_gamma"})
 
 
 def canonicalise(graph: FlatGraph) -> FlatGraph:

@@ -35,6 +35,7 @@ from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
+from planner.trace.draws import DrawnError, RefuseDrawnNumbers
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
@@ -81,7 +82,7 @@ class TrainingStep(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
-        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), self.record.of(self.model):
+        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), RefuseDrawnNumbers(), self.record.of(self.model):
             return _checked(self.loss, self.loss(self.model(**given), batch))
 
 
@@ -347,6 +348,11 @@ def _untraceable(
     line = users_line(error) or source.where
     said = first_line(error)[:200]
     code = _code_at(line)
+    if isinstance(error, DrawnError):
+        settings = " ".join(f"--set {field}=0.0" for field in source.layer_drop) or "layerdrop=0.0 of transformers' configs"
+        return ModelError(line, f"control flow or a Python number depends on random numbers{code}",
+                          "only dropout may draw, and its masks are drawn again alike in recomputation and after a resume: "
+                          f"switch off what drops layers at random ({settings})")
     if type(error).__name__ == "UncapturedHigherOrderOpError":  # of torch._dynamo, which takes a second to import
         return ModelError(line, f"torch's operations that take functions (cond, scan, while_loop, map) are not supported{code}",
                           "write a loop as Python's, which a trace unrolls, and a choice as torch.where of both results")

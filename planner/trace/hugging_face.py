@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,7 +59,7 @@ def load_hugging_face(spec: str, settings: Mapping[str, object], sequence: int |
     positions = functools.partial(_positions, config)
     return ModelSource(
         spec, construct, None, None, name, sequence, inputs=inputs, roles=_roles(model_class), remedy=remedy,
-        positions=positions,
+        layer_drop=tuple(_layer_drop(config)), positions=positions,
     )
 
 
@@ -83,6 +83,15 @@ def _without_dtype(config: Any) -> None:
     for name in config.sub_configs:
         if (part := getattr(config, name, None)) is not None and not isinstance(part, dict):
             _without_dtype(part)
+
+
+def _layer_drop(config: Any, within: str = "") -> Iterator[str]:
+    """The probabilities of dropping a layer that a config and its parts have above 0, as ``--set`` names them."""
+    for name, held in _fields(config).items():
+        if hasattr(held, "to_dict"):
+            yield from _layer_drop(held, f"{within}{name}.")
+        elif name.endswith("layerdrop") and held:
+            yield within + name
 
 
 def _inputs(file: Path, model_class: type[nn.Module], config: Any, remedy: str) -> Mapping[str, int]:

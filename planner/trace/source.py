@@ -38,7 +38,8 @@ class ModelSource:
     ``sequence``: tokens of a sample, as asked for, else what the model file says; None where neither does. ``file``: None
     where it comes from none. ``inputs``: what it takes where there is no ``example_inputs``, as LANGUAGE; of one dim are those
     of which a sample has one. ``remedy``: what is right where it cannot be trained so, if that is not to change its code.
-    ``roles``: what a text feeds, as ROLES. ``positions``: the sequence of the model as built, where there is no other.
+    ``layer_drop``: settings of it with which layers are dropped at random. ``roles``: what a text feeds, as ROLES.
+    ``positions``: the sequence of the model as built, where there is no other.
     """
 
     where: str
@@ -51,6 +52,7 @@ class ModelSource:
     inputs: Mapping[str, int] = field(default_factory=lambda: LANGUAGE)
     roles: Mapping[str, Role] = field(default_factory=lambda: ROLES)
     remedy: str = ""
+    layer_drop: tuple[str, ...] = ()
     positions: Callable[[nn.Module], int | None] = lambda _: None
 
     def importable(self) -> contextlib.AbstractContextManager[None]:

@@ -196,6 +196,19 @@ def test_other_kinds_need_a_model_file(config_file: Callable[..., str], kind: st
     assert said.format(right) in str(error.value)
 
 
+def test_layer_drop_is_refused_with_the_settings_that_switch_it_off(config_file: Callable[..., str]) -> None:
+    spec = config_file(model_type="m2m_100", architectures=["M2M100ForConditionalGeneration"], vocab_size=52, d_model=16,
+                       encoder_layers=2, decoder_layers=1, encoder_ffn_dim=24, decoder_ffn_dim=24, encoder_attention_heads=2,
+                       decoder_attention_heads=2, max_position_embeddings=16, pad_token_id=0)
+    said = (r"modeling_m2m_100.py:\d+: control flow or a Python number depends on random numbers: if dropout_probability < .*"
+            r"switch off what drops layers at random \(--set encoder_layerdrop=0.0 --set decoder_layerdrop=0.0\)$")
+    with pytest.raises(ModelError, match=said):
+        trace_model(load_model(spec, {}, 6), dtype="float32")
+    with pytest.raises(ModelError, match=r"at random \(--set decoder_layerdrop=0.0\)$"):
+        trace_model(load_model(spec, {"encoder_layerdrop": 0.0}, 6), dtype="float32")
+    trace_model(load_model(spec, {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}, 6), dtype="float32")
+
+
 @pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
 def test_classifiers_that_cross_entropy_is_not_for(config_file: Callable[..., str], settings: dict[str, object]) -> None:
     spec = config_file(model_type="bert", architectures=["BertForSequenceClassification"], **TINY)

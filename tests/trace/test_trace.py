@@ -393,6 +393,10 @@ def make():
 @pytest.mark.parametrize(("forward", "said"), [
     ("if x.sum() > 0:\n            x = x + 1", r"depends on tensor values: if x.sum\(\) > 0:"),
     ("x = x * x.sum().item()", "depends on tensor values"),
+    ("dropped = torch.rand(2) < 0.1\n        if not dropped[0]:\n            x = self.s(x)",
+     r"user_model\.py:\d+: control flow or a Python number depends on random numbers: if not dropped\[0\]:; only dropout may"),
+    ("x = x if torch.rand(1).item() < 0.1 else 2 * x",
+     r"depends on random numbers: .*\(layerdrop=0.0 of transformers' configs\)"),
     ("x = self.n(x.transpose(1, 2)).transpose(1, 2)", "changes buffer n.running_mean in place; statistics over a batch"),
     ("self.n.running_var.add_(1)", "changes buffer n.running_var in place"),
     ("x = x + nn.functional.embedding(input_ids, self.e.weight, max_norm=1.0)",

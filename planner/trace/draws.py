@@ -1,0 +1,42 @@
+"""What forward draws at random, and the branches that Python takes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "binomial", "cauchy",
+                    "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_functional", "poisson", "random",
+                    "randperm", "uniform", "native_dropout", "_sample_dirichlet", "_standard_gamma"})
+"""Operations that draw random numbers, but for dropout, which programs draw again alike."""
+_ASKED = frozenset({"__bool__", "__float__", "__index__", "__int__", "item", "tolist"})
+"""Functions that make a Python number of a tensor."""
+
+
+class DrawnError(Exception):
+    """Python asks what random numbers are."""
+
+
+class RefuseDrawnNumbers(TorchFunctionMode):
+    """Raises DrawnError where code makes a Python number of a random draw, or of what was computed from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: dict[int, Tensor] = {}  # by identity, and kept, so that no other tensor takes it
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given, name = kwargs or {}, getattr(function, "__name__", "")
+        of_drawn = bool(self._drawn) and any(id(each) in self._drawn for each in tree_leaves((args, given)))
+        if of_drawn and name in _ASKED:
+            raise DrawnError
+        result = function(*args, **given)
+        if of_drawn or name.rstrip("_") in RANDOM:
+            self._drawn |= {id(each): each for each in tree_leaves(result) if isinstance(each, Tensor)}
+        return result
