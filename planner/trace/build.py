@@ -57,7 +57,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     Parameters are of ``dtype`` whatever the model makes them, as in the program, which computes with all of them in one.
     Raises ModelError where the model says that it wants another.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(trace_asserts=True), static_shapes=True)
     recorder = Recorder(fake)
     said = contextlib.redirect_stdout(sys.stderr)  # what a constructor prints is no output of ours
     with seeded(), default_dtype(getattr(torch, dtype)), recording(recorder), said:

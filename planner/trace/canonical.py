@@ -54,8 +54,6 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
     nodes: list[Node] = []
     for original in graph.nodes:
         node = substitute(original, renamed)
-        if node.base.startswith(("_assert", "sym_constrain")):
-            continue
         _check(node, types, graph.where)
         same_as = _idle(node, types, gradients)
         if same_as is not None:

@@ -188,12 +188,13 @@ class _Reader:
 
     def read_nodes(self, module: fx.GraphModule, names: dict[fx.Node, Any], *, no_gradient: bool) -> list[str]:
         """Append a graph's nodes; ``names`` maps fx nodes to references. Returns the names of its outputs."""
+        asserting = _asserting(module.graph)
         for node in module.graph.nodes:
             if node.op == "output":
                 return [self._output(self._argument(item, names, node)) for item in node.args[0] if item is not None]
             if node.op == "get_attr":
                 names[node] = getattr(module, str(node.target))
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node not in asserting:
                 self._read_call(module, node, names, no_gradient)
         return []
 
@@ -277,8 +278,9 @@ class _Reader:
             differentiable = differentiable and op != "detach"
             made = replace(made, differentiable=differentiable)
             self.gradients |= {name} if differentiable else set()
-        elif not op.startswith("_assert"):
-            raise ModelError(self._place(node), f"control flow or a Python number depends on tensor values ({op})",
+        else:
+            code = f": {made.source.code}" if made.source else ""
+            raise ModelError(self._place(node), f"control flow or a Python number depends on tensor values{code}",
                              "the traced graph must be the same for all data")
         names[node] = Ref(name)
         self.nodes.append(made)
@@ -337,6 +339,17 @@ class _Reader:
     def _place(self, node: fx.Node) -> str:
         source = source_of(node.meta.get("stack_trace"))
         return f"{source.file}:{source.line}" if source else self.where
+
+
+def _asserting(graph: fx.Graph) -> set[fx.Node]:
+    """The asserts of a graph, of which a program has none, and the Python numbers that nothing but asserts reads."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        base = _op_name(node.target) if isinstance(node.target, torch._ops.OpOverload) else ""
+        number = isinstance(node.meta.get("val"), torch.types.py_sym_types) and found.issuperset(node.users)
+        if node.op == "call_function" and (number or base.startswith(("_assert", "sym_constrain"))):
+            found.add(node)
+    return found
 
 
 def _op_name(target: torch._ops.OpOverload) -> str:

@@ -392,7 +392,10 @@ def make():
 
 @pytest.mark.parametrize(("forward", "said"), [
     ("if x.sum() > 0:\n            x = x + 1", r"depends on tensor values: if x.sum\(\) > 0:"),
-    ("x = x * x.sum().item()", "depends on tensor values"),
+    ("x = x * x.sum().item()", r"user_model\.py:\d+: .* depends on tensor values: x = x \* x.sum\(\).item\(\); the traced"),
+    ("n = x.sum().item()\n        assert n < 5\n        x = x * n", r"depends on tensor values: n = x.sum\(\).item\(\)"),
+    ("assert input_ids.max().item() < 48\n        x = x * (1 / x.shape[0])", "computed from the number of samples"),
+    ("assert input_ids.max().item() < 48\n        x = x if x.shape[0] > 64 else 2 * x", "depends on the number of samples"),
     ("dropped = torch.rand(2) < 0.1\n        if not dropped[0]:\n            x = self.s(x)",
      r"user_model\.py:\d+: control flow or a Python number depends on random numbers: if not dropped\[0\]:; only dropout may"),
     ("x = x if torch.rand(1).item() < 0.1 else 2 * x",
@@ -444,6 +447,28 @@ def make():
     with pytest.raises(ModelError, match=said) as raised:
         trace_model(load_model(model_file(source), {}, None), sequence=16, dtype="float32")
     assert re.search(r"user_model.py:\d+$", raised.value.where)
+
+
+def test_asserts_on_values_are_no_part_of_a_program(model_file: Callable[[str], str]) -> None:
+    """As XLM's on its lengths; nor is what only they read."""
+    spec = model_file("""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.n = nn.Embedding(48, 16), nn.Linear(16, 16)
+    def forward(self, input_ids):
+        lengths = (input_ids != 47).sum(dim=1).long()
+        most = lengths.max().item()
+        assert 2 * most <= 2 * input_ids.shape[1]
+        x = self.e(input_ids) * (torch.arange(input_ids.shape[1]) < lengths[:, None])[..., None]
+        return self.n(x) @ self.e.weight.T
+
+def make():
+    return M()
+""")
+    graph, difference = both(load_model(spec, {}, 16))
+    assert difference < 1e-12
+    assert not [node.op for body in (graph.context, *graph.bodies) for node in body.nodes if "max" in node.op]
 
 
 @pytest.mark.parametrize(("call", "flag"), [
