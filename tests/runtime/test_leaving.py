@@ -17,12 +17,12 @@ from tests.runtime.toy_program import Toy, build
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import atexit, sys
+import atexit, os, sys
 from runtime import launch
 
 class Late:
-    def __del__(self):
-        print("taken down")
+    def __del__(self, write=os.write):  # All that it names may be gone by then, and standard output with it.
+        write(1, b"taken down\\n")
 
 late = Late()
 atexit.register(print, "registered")
