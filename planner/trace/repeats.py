@@ -95,12 +95,16 @@ class _Member:
             outputs = self._again(self.firsts[key], call)
             self.repeats.drawn |= {self.path} if outputs is not None else set()
             return self._run(args, kwargs) if outputs is None else _rebuilt(self.firsts[key].result, iter(outputs))
+        given = (*call.inputs, *call.own)
+        before = [t._version for t in given]
         result = self._run(args, kwargs)
         after = self.calls.of(self.module, args, kwargs, self)
         outputs = _outputs(result)
-        fresh = {id(t) for t in outputs}.isdisjoint(map(id, (*call.inputs, *call.own)))
+        fresh = {id(t) for t in outputs}.isdisjoint(map(id, given))
         same = after is not None and after.key == call.key and all(map(operator.is_, after.own, call.own))
-        fit = bool(outputs) and fresh and same
+        # What writes into its input, or a view of it, is read from a graph in which that value is another by then.
+        unwritten = before == [t._version for t in given]
+        fit = bool(outputs) and fresh and same and unwritten
         self.firsts[key] = _First(self.path, call, result, outputs, fit)
         return result
 
