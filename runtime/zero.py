@@ -17,6 +17,7 @@ On a 2-D mesh (replicate x shard) the shards' gradients are summed over the repl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -48,6 +49,8 @@ def shard(
 
     ``mesh``: the data ranks, 1-D, or 2-D (replicate x shard) where a shard group spans fewer ranks than the data axis.
     """
+    # Of what changing such a view does; a program changes none, for it writes nothing in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     policy = mixed_precision(precision)
     for unit, stage in zip(blocks, zero, strict=True):
         modules = [unit] if isinstance(unit, Block) else list(unit)
