@@ -75,7 +75,7 @@ def check_contradictions(constraints: Constraints) -> None:
         elif (first.name, second.name) in _RULES:
             _check_pair(first, second)
         elif (second.name, first.name) in _RULES:
-            _check_pair(second, first, blamed=second)
+            _check_pair(second, first)
 
 
 def _check_same(first: Condition, second: Condition) -> None:
@@ -100,8 +100,8 @@ def _divisors(number: int) -> set[int]:
     return {each for low in range(1, math.isqrt(number) + 1) if number % low == 0 for each in (low, number // low)}
 
 
-def _check_pair(first: Condition, second: Condition, *, blamed: Condition | None = None) -> None:
-    """``first`` and ``second`` in the order of the rule; ``blamed``: the one that was written later."""
+def _check_pair(first: Condition, second: Condition) -> None:
+    """``first`` and ``second`` in the order of the rule."""
     rule, reason = _RULES[first.name, second.name], ("", "")
     for one in filter(first.admits, _values(first)):
         for other in filter(second.admits, _values(second)):
@@ -109,7 +109,6 @@ def _check_pair(first: Condition, second: Condition, *, blamed: Condition | None
             if against is None:
                 return
             reason = reason if reason[0] else against
-    blamed = blamed or second
     if not reason[0]:
         return
     # The rule's advice is about its second decision.
