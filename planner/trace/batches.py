@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from planner.ir.errors import ModelError
+from planner.trace.generators import foreign_state
 from planner.trace.lines import running_line, users_line
 
 FEW = (2, 3, 5, 7, 11, 13, 17, 19, 23)
@@ -27,6 +28,8 @@ FEW = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 MANY = 1 << 14
 """Items of a list, or numbers of an array, that are looked at one by one: the rows of a million samples take minutes."""
+
+SAMPLES = "the number of samples"
 
 ADVICE = "a plan divides the batch in many ways: compute with tensors, or return (sum, weight) from loss() to average"
 
@@ -48,11 +51,12 @@ class _Known:
 
 
 class Record(TorchFunctionMode):
-    """Writes down what a step calls, a pass of a model."""
+    """Writes down what a step calls, a pass of a model. ``draws``: whether it draws from numpy's or Python's generator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Called] = []
+        self.draws = False
         self._known: dict[int, _Known] = {}
         self._kept: list[Tensor] = []  # so that no other tensor takes its identity
         self._numbers = count()
@@ -66,10 +70,12 @@ class Record(TorchFunctionMode):
         self._around = torch._C._len_torch_dispatch_stack()
         self._kept += [tensor for _, tensor in _named(model)]
         self._known |= {id(tensor): _Known(name) for name, tensor in _named(model)}
+        before = foreign_state()
         try:
             with self:
                 yield
         finally:
+            self.draws = foreign_state() != before
             self._known.clear()
             self._kept.clear()
 
@@ -150,16 +156,28 @@ class Scale:
         return type(first) is type(second) and (first == second or (first != first and second != second))
 
 
-def difference(first: Sequence[Called], second: Sequence[Called], scale: Scale) -> ModelError | None:
-    """What a step computes from the number of samples; None where it calls the same in both batches."""
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs of a step part: ``place``: the line; ``said``: what parts there, up to the cause."""
+
+    place: str
+    said: str
+
+    def caused_by(self, cause: str, remedy: str) -> ModelError:
+        """The refusal of a step of which a trace would keep one run."""
+        return ModelError(self.place, f"{self.said} {cause}", remedy)
+
+
+def difference(first: Sequence[Called], second: Sequence[Called], scale: Scale) -> Difference | None:
+    """Where two runs of a step, on two batches, part; None where they call the same."""
     for at, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None or one.name != other.name:
             longer = second if len(second) > len(first) else first
-            return ModelError(longer[at].place, "which operations run depends on the number of samples", ADVICE)
+            return Difference(longer[at].place, "which operations run depends on")
         if not scale.fits(one.given, other.given):
             numbers = next(_differing(one.given, other.given, scale), None)
             what = f"number {numbers} in {one.name}" if numbers is not None else f"operand of {one.name}"
-            return ModelError(one.place, f"the {what} is computed from the number of samples", ADVICE)
+            return Difference(one.place, f"the {what} is computed from")
     return None
 
 

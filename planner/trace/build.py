@@ -19,8 +19,8 @@ from planner.ir.plan import DTYPES
 from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
 from planner.trace.dtypes import name_of
+from planner.trace.generators import seeded
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
-from planner.trace.seeds import seeded
 from planner.trace.source import ModelSource
 
 PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}

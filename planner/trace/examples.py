@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.ir.errors import ModelError
 from planner.ir.types import DTYPE_BYTES
 from planner.trace.dtypes import name_of
+from planner.trace.generators import seeded
 from planner.trace.large import RefuseLarge
 from planner.trace.lines import first_line, users_line
 from planner.trace.recipes import default_dtype
-from planner.trace.seeds import seeded
 from planner.trace.source import ModelSource
 
 FEW = (2, 3)

@@ -32,12 +32,13 @@ from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput, Role
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
-from planner.trace.batches import Called, Record, Scale, difference, few
+from planner.trace.batches import ADVICE, FEW, SAMPLES, Called, Record, Scale, difference, few
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
 from planner.trace.draws import DrawnError, RefuseDrawnNumbers
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
+from planner.trace.generators import other_draws, seeded
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.loops import RefuseSampleLoops
@@ -138,6 +139,8 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
         source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
+    if step.record.draws:
+        _refuse_foreign_draws(source, built, inputs)
     _refuse_batch_numbers(source, built, inputs, step.record.calls, frozenset(repeats.drawn))
     return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes, changes)
 
@@ -197,9 +200,23 @@ def _refuse_batch_numbers(
         _calls_of(anew, build(anew, built.dtype), inputs, number, frozenset())
         for anew, number in ((source.anew(), BATCH), (source.anew(), samples))
     )
-    error = difference(first, second, scale)
-    if error is not None:
-        raise error
+    parting = difference(first, second, scale)
+    if parting is not None:
+        raise parting.caused_by(SAMPLES, ADVICE)
+
+
+def _refuse_foreign_draws(source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor]) -> None:
+    """Raise ModelError where the step, which draws from numpy's or Python's generator, is another under other draws."""
+    runs = list[Sequence[Called]]()
+    for draws in (seeded(), *other_draws()):
+        anew = source.anew()  # each with a model as new, whose layers all run
+        fresh = build(anew, built.dtype)
+        with draws:
+            runs.append(_calls_of(anew, fresh, inputs, FEW[0], frozenset()))
+        parting = difference(runs[0], runs[-1], Scale(FEW[0], FEW[0]))
+        if parting is not None:
+            raise parting.caused_by("what numpy or Python draws at random", "a program would have one draw in every step: "
+                                    "draw by torch's dropout, or switch off what draws (layer drop, masks of SpecAugment)")
 
 
 def _calls_of(

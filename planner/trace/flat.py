@@ -20,7 +20,7 @@ from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.graph import BatchInput
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
-from planner.trace.batches import ADVICE
+from planner.trace.batches import ADVICE, SAMPLES
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
@@ -333,7 +333,7 @@ class _Reader:
         square = value * value if abs(value) >= 1 else 1 / (value * value)
         root = 0 < round(square / BATCH) < 10_000 and math.isclose(square / BATCH, round(square / BATCH), rel_tol=1e-12)
         if fraction or multiple or root:
-            wrong = f"the number {value!r} in {node.target} is computed from the number of samples"
+            wrong = f"the number {value!r} in {node.target} is computed from {SAMPLES}"
             raise ModelError(self._place(node), wrong, ADVICE)
 
     def _place(self, node: fx.Node) -> str:
