@@ -38,6 +38,8 @@ def unwritable(path: Path | str, cause: OSError) -> ProgramError:
     right = "free space or give another path"
     if isinstance(cause, FileNotFoundError):
         right = "its folder is gone, or not on this node: give every run a path of its own that all nodes share"
+    if isinstance(cause, BrokenPipeError):
+        right = "what read it has ended: write to a file, and read that"
     return ProgramError(str(path), f"cannot be written ({cause.strerror or cause})", right)
 
 

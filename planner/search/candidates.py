@@ -14,6 +14,7 @@ from hardware_profiles import Cluster
 from planner.constraints import Combination, Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
 from planner.evaluate import send_seconds
+from planner.ir.counting import counted
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
@@ -255,7 +256,7 @@ def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
         return next(_candidates(graph, cluster, replace(request, constraints=Constraints.of(limits))), None) is not None
 
     conflict = smallest_conflict(request.constraints.limits, possible)
-    devices = f"{cluster.devices} devices, a batch of {request.batch} and {len(graph.blocks)} blocks"
+    devices = f"{counted(cluster.devices, 'device')}, a batch of {request.batch} and {counted(len(graph.blocks), 'block')}"
     if not conflict:
         raise PinError("--batch", f"no mesh and schedule fits {devices}", "another batch or number of devices")
     said = " and ".join(f"not ({limit})" if isinstance(limit, Combination) else str(limit) for limit in conflict)

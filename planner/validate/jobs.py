@@ -10,6 +10,7 @@ import planner
 from cost_models.schedules import legal
 from hardware_profiles import Chip, Cluster
 from planner.ir.costed import Recompute
+from planner.ir.counting import counted
 from planner.ir.plan import DTYPES, Batch, Mesh, Precision, Schedule
 from planner.validate.engines import engine_of
 from planner.validate.machines import Unpredictable, chip_cautions, cluster_of
@@ -79,10 +80,11 @@ def row_job(row: Row) -> RowJob:
         raise Unpredictable("; ".join(unknown))
     if absent:
         raise Unpredictable(f"does not state {', '.join(absent)}{_why(row)}")
-    assert row.tensor and row.pipeline and row.data and row.microbatch and row.batch and row.layers and row.sequence
+    assert row.tensor and row.pipeline and row.data and row.devices
+    assert row.microbatch and row.batch and row.layers and row.sequence
     mesh = Mesh(row.pipeline, row.data, row.context, row.expert, row.tensor)
     if mesh.devices != row.devices:
-        raise Unpredictable(f"pipeline x data x context x tensor = {mesh.devices}, not the {row.devices} devices")
+        raise Unpredictable(f"pipeline x data x context x tensor = {mesh.devices}, not {counted(row.devices, 'device')}")
     accumulation, rest = divmod(row.batch, row.data * row.microbatch)
     if rest or not accumulation:
         raise Unpredictable(f"data {row.data} x micro-batch {row.microbatch} does not divide the batch of {row.batch}")

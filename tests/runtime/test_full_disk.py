@@ -23,8 +23,16 @@ REPORT = StepReport(3, 2.5, 1.0, 1e-3, 0.25, 4096.0, 0.5, 2**30)
 class Full(io.FileIO):
     """A file on a full disk."""
 
+    number = errno.ENOSPC
+
     def write(self, data: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(self.number, os.strerror(self.number))
+
+
+class Unread(Full):
+    """A pipe whose reader has ended."""
+
+    number = errno.EPIPE
 
 
 @pytest.fixture
@@ -52,14 +60,20 @@ def test_no_space_is_one_line(alone: None, full: None, flag: str, steps: int, tm
     assert not list(tmp_path.rglob("*.partial")), "what was written takes the room that is asked for"
 
 
-@pytest.mark.parametrize("steps", ["1", "2"])
-def test_a_log_on_a_full_disk_is_one_line(alone: None, steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("steps", "kind", "said"), [
+    ("1", Full, "No space left on device); free space or give another path"),
+    ("2", Full, "No space left on device); free space or give another path"),
+    ("1", Unread, "Broken pipe); what read it has ended: write to a file, and read that"),
+])
+def test_a_log_that_cannot_be_written_is_one_line(
+    alone: None, steps: str, kind: type[Full], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step that could not be told of is saved where that was asked for."""
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(Full(tmp_path / "log", "w"))))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(kind(tmp_path / "log", "w"))))
     saving = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "1"]
     with pytest.raises(ProgramError) as refused:
         train(build(Toy()), parse_options(["--steps", steps, *saving]))
-    assert str(refused.value) == "standard output: cannot be written (No space left on device); free space or give another path"
+    assert str(refused.value) == f"standard output: cannot be written ({said}"
     assert [path.name for path in (tmp_path / "kept").glob("step-*")] == ["step-00000001"]
 
 

@@ -34,7 +34,7 @@ def test_degrees_become_a_mesh_and_the_batch_its_accumulation() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"tp": "2"}, "not the 1 devices"), ({"global_batch_seqs": "5"}, "does not divide the batch"),
+        ({"tp": "2"}, "not 1 device$"), ({"global_batch_seqs": "5"}, "does not divide the batch"),
         ({"chip": "abacus"}, "abacus"), ({"layers": ""}, "does not state layers"),
         ({"hidden": "66"}, "no multiple"), ({"kv_heads": "3"}, "evenly"), ({"vpp": "2"}, "at least 2 pipeline ranks"),
         ({"chip": "TPUv4", "dtype": "fp16"}, "does not compute in fp16"),
