@@ -10,11 +10,13 @@ from planner.search.shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """``count`` blocks, each with the least it can take: seconds of a micro-batch (all passes), seconds once a step, and
-    bytes that it occupies all the time or while one micro-batch is alive."""
+    """``count`` blocks, each with the least it can take: seconds of a micro-batch (all passes, and those of them that the next
+    stage waits for under a split backward pass: the forward pass and the part that gives the gradient of the input), seconds
+    once a step, and bytes that it occupies all the time or while one micro-batch is alive."""
 
     count: int
     work_s: float
+    way_s: float
     tail_s: float
     size_bytes: float
 
@@ -35,16 +37,19 @@ def _mean_fill(blocks: Sequence[Least], pipeline: int) -> float:
 def closed_form(blocks: Sequence[Least], context_s: float, shape: Shape) -> float:
     """A lower bound of the step of these blocks; infinite where their least bytes do not fit.
 
-    Work: the ranks share all micro-batches' least work. Fill: under gpipe and 1f1b stage v works ``m`` times and waits for
-    one pass through the stages before it and back, so ``T >= sum of t[u < v] + m t[v]`` for all v, which the stages meet
-    at best with ``t[v] = t[0] (1 - 1/m)^v``: ``T >= total / (1 - (1 - 1/m)^p)``. Interleaved, the first stage of rank r waits
-    so for r stages of one block or more each; the mean over ranks bounds the slowest. Once a step: at least the mean too.
+    Work: the ranks share all micro-batches' least work. Way: one micro-batch goes through all stages and back; where the
+    backward pass is split its weight parts are not on that way, for ranks compute them while others go on. Fill: under gpipe
+    and 1f1b stage v works ``m`` times and waits for one pass through the stages before it and back, so
+    ``T >= sum of t[u < v] + m t[v]`` for all v, which the stages meet at best with ``t[v] = t[0] (1 - 1/m)^v``:
+    ``T >= total / (1 - (1 - 1/m)^p)``. Interleaved, the first stage of rank r waits so for r stages of one block or more each;
+    the mean over ranks bounds the slowest. Once a step: at least the mean too.
     """
     total = sum(block.count * block.work_s for block in blocks) + shape.stages * context_s
     if sum(block.count * block.size_bytes for block in blocks) > shape.pipeline * shape.capacity_bytes:
         return float("inf")
     count = shape.microbatches
-    pipeline_s = max(total, count * max(block.work_s for block in blocks), count * total / shape.pipeline)
+    way = sum(block.count * block.way_s for block in blocks) if shape.splits_backward else total
+    pipeline_s = max(way, count * max(block.work_s for block in blocks), count * total / shape.pipeline)
     if not shape.splits_backward:
         pipeline_s = max(pipeline_s, count * total / shape.pipeline + _mean_fill(blocks, shape.pipeline))
     if shape.virtual == 1 and not shape.splits_backward:

@@ -55,9 +55,11 @@ def _again(state: Mapping[str, Any]) -> Prices:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The least that one sample of a huge micro-batch takes in a block: seconds of all passes, saved bytes."""
+    """The least that one sample of a huge micro-batch takes in a block: seconds of all passes, those of the forward pass and of
+    the part of a split backward pass that the stage before waits for, saved bytes."""
 
     work_s: float
+    way_s: float
     saved_bytes: float
 
 
@@ -268,7 +270,7 @@ class Prices:
         for name, count in self._counts.items():
             sample, state = samples[name], held[name]
             blocks.append(Least(
-                count, candidate.micro * sample.work_s + state.traffic_s, state.tail_s,
+                count, candidate.micro * sample.work_s + state.traffic_s, candidate.micro * sample.way_s, state.tail_s,
                 state.size_bytes + candidate.micro * sample.saved_bytes,
             ))
         return blocks
@@ -305,6 +307,7 @@ def _least_sample(name: str, options: tuple[LeastCosts, ...], levels: tuple[str,
     return _Sample(
         min(forward_seconds(c, NO_STATE) + sum(backward_seconds(c, NO_STATE, split=False)) for c, _ in costs)
         / HUGE_MICROBATCH,
+        min(forward_seconds(c, NO_STATE) + backward_seconds(c, NO_STATE, split=True)[0] for c, _ in costs) / HUGE_MICROBATCH,
         min(saved for _, saved in costs) / HUGE_MICROBATCH,
     )
 
