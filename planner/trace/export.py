@@ -194,7 +194,8 @@ def _refuse_batch_numbers(
     the export, in which the modules ``drawn`` did not run."""
     samples = few([extent for parameter in built.parameters for extent in parameter.type.shape if isinstance(extent, int)])
     scale = Scale(BATCH, samples)
-    if difference(calls, _calls_of(source, built, inputs, samples, drawn), scale) is None:
+    used = _calls_of(source, built, inputs, samples, drawn)
+    if difference(calls, used, scale) is None:
         return
     first, second = (  # models as new, both without an export: what differed may be what the first pass left behind
         _calls_of(anew, build(anew, built.dtype), inputs, number, frozenset())
@@ -203,6 +204,20 @@ def _refuse_batch_numbers(
     parting = difference(first, second, scale)
     if parting is not None:
         raise parting.caused_by(SAMPLES, ADVICE)
+    _refuse_counting(used, lambda: _calls_of(source, built, inputs, samples, drawn))
+
+
+def _refuse_counting(used: Sequence[Called], again: Callable[[], Sequence[Called]]) -> None:
+    """Raise ModelError where a step of a model that has run before is another each time it runs. ``used``: what its last pass
+    called; ``again``: one more on the same number of samples. What the first pass of a size leaves behind (a mask, a rotary
+    table) is the same from the pass after it on."""
+    for _ in range(2):
+        passed, used = used, again()
+        parting = difference(passed, used, Scale(FEW[0], FEW[0]))
+        if parting is None:
+            return
+    raise parting.caused_by("how often forward has run", "a program would have its first pass in every step: let forward "
+                            "change nothing of the model but tables that stay the same")
 
 
 def _refuse_foreign_draws(source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor]) -> None:

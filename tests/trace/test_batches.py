@@ -120,6 +120,22 @@ def test_what_the_first_pass_leaves_behind(model_file: Callable[[str], str]) -> 
     assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
 
 
+@pytest.mark.parametrize("line", [
+    "self.n = getattr(self, 'n', 0) + 1; x = x / self.n", "self.seen = [*getattr(self, 'seen', []), 1]; x = x * len(self.seen)",
+    "self.seen = [*getattr(self, 'seen', []), 1]; x = x + sum(self.o.weight[0, 0] for _ in self.seen)",
+])
+def test_what_each_pass_changes(model_file: Callable[[str], str], line: str) -> None:
+    said = refusal(model_file(MODEL.format(line=line, layer="pass")))
+    assert said.startswith("model:22: ") and "how often forward has run; a program would have its first pass in every" in said
+
+
+def test_a_table_that_is_made_anew_for_another_batch(model_file: Callable[[str], str]) -> None:
+    """Beside one that is made once: the second pass differs from the first, and the third from the second."""
+    line = ("self.cached = torch.arange(T).sin()[:, None] if self.cached is None else self.cached; x = x + self.cached; "
+            "self.mask = self.mask if len(getattr(self, 'mask', ())) == B else x.new_ones(B, 1, 1); x = x * self.mask")
+    assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
+
+
 @pytest.mark.parametrize("values", [numpy.zeros((1_000_003, 3), dtype=bool), [0] * 1_000_003], ids=["array", "list"])
 def test_a_million_numbers_are_not_looked_at_one_by_one(values: object) -> None:
     record = Record()
