@@ -110,9 +110,10 @@ def _split(node: Node, strategy: OpStrategy, ranks: _Ranks) -> _Changes:
 
 
 def _slice(node: Node, source: Placement, ranks: _Ranks) -> _Changes:
-    """Local bounds of a slice that takes whole segments; one that takes the whole dim stays as it is."""
+    """Local bounds of a slice that takes whole segments. One that takes the whole dim stays as it is: its end may lie beyond
+    what a rank holds. A ``narrow`` says a length, which may not."""
     if not source.segments:
-        return {}
+        return {"start": 0, "length": ranks.size(node.type.shape[source.dim], source)} if node.base == "narrow" else {}
     extent = sum(source.segments)
     if node.base == "narrow":
         start, length = _integer(node, "start") % extent, _integer(node, "length")

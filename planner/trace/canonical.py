@@ -19,7 +19,7 @@ RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten",
 CASTS = frozenset({"to", "_to_copy", "type_as"})
 COPIES = CASTS | {"clone"}
 """What is its operand where the type is the same: nothing here is changed in place."""
-IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "slice", "view", "reshape"})
+IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "narrow", "slice", "view", "reshape"})
 WRITES = {"copy": "src", "fill": "value"}
 """What stands for an assignment to all of a tensor, of which nothing is left, with the argument that holds what is written."""
 SOFTMAXES = frozenset({"softmax", "log_softmax"})

@@ -222,6 +222,8 @@ VIEW_CASES: dict[str, Case] = {
     "slice.Tensor whole": lambda: call("slice.Tensor", real(4, 15), 1, 0, 9223372036854775807),
     "slice.Tensor step": lambda: call("slice.Tensor", real(4, 15), 1, 0, 15, 2),
     "narrow": lambda: call("narrow", real(4, 15), 1, 4, 7),
+    "narrow whole": lambda: call("narrow", real(4, 15), 1, 0, 15),
+    "narrow whole from the end": lambda: call("narrow", real(4, 15), 1, -15, 15),
     "cat": lambda: call("cat", [real(4, 6), real(4, 5), real(4, 8)], 1),
     "concat": lambda: call("concat", [real(4, 6), fixed(4, 5)], -1),
     "concatenate": lambda: call("concatenate", [real(4, 6), real(4, 6)], 0),

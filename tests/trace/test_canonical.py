@@ -162,6 +162,12 @@ def test_what_drops_nothing_is_its_operand(model_file: Callable[[str], str], cal
     assert not any("dropout" in node.base for node in nodes(traced(model_file(NET.format(forward=f"x = {called}", rest="")))))
 
 
+def test_a_part_that_is_the_whole_is_left_out(model_file: Callable[[str], str]) -> None:
+    """A layer of adjustable width at its widest."""
+    graph = traced(model_file(NET.format(forward="x = self.f(x).narrow(-1, 0, 16)", rest="")))
+    assert "narrow" not in {node.base for node in nodes(graph)}
+
+
 @pytest.mark.parametrize("called", ["F.rrelu(x, 0.1, 0.4)", "nn.RReLU(0.1, 0.4, inplace=True).eval()(2 * x)"])
 def test_a_slope_that_is_not_drawn_is_the_mean_one(model_file: Callable[[str], str], called: str) -> None:
     found = nodes(traced(model_file(NET.format(forward=f"x = {called}", rest=""))))
