@@ -63,7 +63,7 @@ def _changes(node: Node, strategy: OpStrategy, ranks: _Ranks) -> _Changes:
         return _slice(node, source, ranks)
     if out.state != "shard":
         return {}
-    if base in _SHAPES:
+    if base in _SHAPES and node.op != "view.dtype":
         return _shape(node, _SHAPES[base], 0, out, ranks)
     if base == "unflatten":
         return _unflatten(node, out, ranks)

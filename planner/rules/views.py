@@ -28,6 +28,8 @@ def reshape(site: Site) -> Equation:
     The bounds between dims, counted in trailing elements, cut both shapes into common factors; each is an index that
     lies in one dim before and one after, with the factors to its left as ``outer`` and to its right as ``inner``.
     """
+    if site.node.op == "view.dtype":
+        return _bits(site)
     if site.node.op == "squeeze":
         return Equation((), FIRST)  # without dims it would also drop a dim of which a rank holds one position
     before, after = _bounds(site.types[0].shape), _bounds(site.outputs[0].shape)
@@ -41,6 +43,15 @@ def reshape(site: Site) -> Equation:
             operands: dict[int | None, Part] = {0: source, site.position("other"): target}
             indices += make_index(site, name, extent, operands, {0: target})
     return Equation(tuple(indices), FIRST)
+
+
+def _bits(site: Site) -> Equation:
+    """``Tensor.view(dtype)``: bits of numbers, which do not add up. Where the size of one changes, the last dim does too."""
+    type_ = site.types[0]
+    letters = aligned(type_, type_.rank)
+    if type_.shape != site.outputs[0].shape:
+        letters = without(letters, [type_.rank - 1])
+    return Equation(spell(site, [letters], [letters]))
 
 
 def _bounds(shape: Sequence[Extent]) -> list[Bound]:

@@ -186,6 +186,8 @@ VIEW_CASES: dict[str, Case] = {
     "reshape crossed": lambda: call("reshape", real(4, 6), [8, 3]),
     "reshape partly crossed": lambda: call("reshape", real(6, 4, 5), [8, 3, 5]),
     "view": lambda: call("view", real(4, 6), [2, 2, 6]),
+    "view.dtype": lambda: call("view.dtype", fixed(4, 6), torch.int64),
+    "view.dtype of two": lambda: call("view.dtype", fixed(4, 6), torch.int32),
     "_unsafe_view": lambda: call("_unsafe_view", real(4, 6), [24]),
     "view_as": lambda: call("view_as", real(4, 6), fixed(24)),
     "reshape_as": lambda: call("reshape_as", real(4, 6), fixed(24)),
