@@ -19,7 +19,7 @@ def values_of_buffers(graph: FlatGraph, used: Sequence[str], built: BuiltModel) 
         if fqn not in graph.values and "lifted_tensor" in fqn:
             raise ModelError(graph.where, "forward reads a tensor that is no parameter, no buffer and not traced",
                              "torch.autograd.grad and backward() in forward cannot be traced: write the derivative out, or use "
-                             "torch.func.jvp; make any other tensor a buffer")
+                             "torch.func.jvp; say .detach() for .data, and make any other tensor a buffer")
         if fqn not in graph.values:
             raise ModelError(graph.where, f"buffer {fqn} has no value known without its model's weights",
                              "compute it in the constructor from sizes alone")

@@ -11,7 +11,7 @@ from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
 from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
-from planner.trace.flat import FlatGraph, place
+from planner.trace.flat import DROPOUTS, OTHER_DROPOUTS, FlatGraph, place
 from planner.trace.turns import TURNS, turned
 
 ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})
@@ -19,7 +19,10 @@ RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "flatten", "unflatten",
 CASTS = frozenset({"to", "_to_copy", "type_as"})
 COPIES = CASTS | {"clone"}
 """What is its operand where the type is the same: nothing here is changed in place."""
-IDLE_AT_SAME_TYPE = frozenset({"expand", "expand_as", "narrow", "slice", "view", "reshape"})
+IDLE_AT_SAME_TYPE = frozenset({
+    "atleast_1d", "atleast_2d", "atleast_3d", "expand", "expand_as", "flatten", "narrow", "real", "reshape", "slice", "to_dense",
+    "view",
+})
 WRITES = {"copy": "src", "fill": "value"}
 """What stands for an assignment to all of a tensor, of which nothing is left, with the argument that holds what is written."""
 SOFTMAXES = frozenset({"softmax", "log_softmax"})
@@ -37,9 +40,6 @@ FIRST = {
 }
 """More results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
 LOOKUPS = frozenset({"embedding", "embedding_bag"})
-DROPOUTS = frozenset({"dropout", "dropout_"})
-OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
-"""Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
 
 
 def canonicalise(graph: FlatGraph) -> FlatGraph:

@@ -35,6 +35,15 @@ CONSTANT = frozenset({
 })
 """Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
 
+DROPOUTS = frozenset({"dropout", "dropout_"})
+OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
+"""Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
+ITSELF = frozenset({
+    "atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "positive", "real", "resolve_conj", "resolve_neg",
+    "to_dense",
+})
+"""Operations that hand back a tensor of real numbers itself, where its shape is to stay the same."""
+
 FEW = 16
 """Numbers of a tensor that are looked at one by one."""
 AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
@@ -53,10 +62,17 @@ def _is_its_operand(node: fx.Node, arguments: tuple[tuple[str, Argument], ...]) 
     given, made = (item.meta.get("val") if isinstance(item, fx.Node) else None for item in (operand, node))
     if not isinstance(given, Tensor) or not isinstance(made, Tensor):
         return False
-    kind = str(node.target).split(".")[1]
+    kind, said = str(node.target).split(".")[1], dict(arguments)
     if kind in ("to", "type_as"):
-        return given.dtype == made.dtype and not dict(arguments).get("copy")
-    return kind == "contiguous" and given.is_contiguous()
+        return given.dtype == made.dtype and not said.get("copy")
+    if kind in DROPOUTS | OTHER_DROPOUTS:
+        return said["p"] == 0 or not said["train"]
+    if kind == "flatten":
+        first, last = (end % given.dim() if given.dim() else -1 for end in (said["start_dim"], said["end_dim"]))
+        return given.dim() > 0 and first == last
+    if kind == "contiguous":
+        return given.is_contiguous()
+    return kind in ITSELF and given.shape == made.shape and not given.is_complex()
 
 
 @dataclass(frozen=True)

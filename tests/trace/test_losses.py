@@ -206,6 +206,7 @@ def make():
      r"user_model\.py:\d+: loss\(\) returned a dict of loss, acc; return one scalar to train on, or \(sum"),
     ("self.h(x + torch.autograd.grad(self.h(x).square().sum(), x, create_graph=True)[0])", "", "M()",
      r"is no parameter, no buffer and not traced; torch.autograd.grad and backward\(\) in forward cannot be traced"),
+    ("self.h(x) * self.h.weight.data.sum()", "", "M()", r"not traced; .*; say \.detach\(\) for \.data"),
     ("{'logits': self.h(x), 'hidden': x}", "", "M()", ""), ("self.h(x)", "", "torch.compile(M())", ""),
 ])
 def test_outputs_of_common_forms(model_file: Callable[[str], str], returned: str, loss: str, made: str, said: str) -> None:
