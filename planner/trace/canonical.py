@@ -20,8 +20,8 @@ CASTS = frozenset({"to", "_to_copy", "type_as"})
 COPIES = CASTS | {"clone"}
 """What is its operand where the type is the same: nothing here is changed in place."""
 IDLE_AT_SAME_TYPE = frozenset({
-    "atleast_1d", "atleast_2d", "atleast_3d", "expand", "expand_as", "flatten", "narrow", "real", "reshape", "slice", "to_dense",
-    "view",
+    "atleast_1d", "atleast_2d", "atleast_3d", "expand", "expand_as", "flatten", "narrow", "real", "reshape", "slice",
+    "to_dense", "view",
 })
 WRITES = {"copy": "src", "fill": "value"}
 """What stands for an assignment to all of a tensor, of which nothing is left, with the argument that holds what is written."""
@@ -256,6 +256,10 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         yield with_arguments(node, sparse_grad=False)
     elif node.base in SOFTMAXES and arguments["dtype"] is not None:
         yield from _cast_first(node, types)
+    elif node.base == "as_strided":  # of a tensor that lay row by row: what made it so (a clone) may have been left out
+        rows = f"{node.name}_operand"
+        yield replace(node, name=rows, op="contiguous", arguments=node.arguments[:1], types=(types[node.operands[0]],))
+        yield replace(node, arguments=(("self", Ref(rows)), *node.arguments[1:]))
     elif node.base == "rrelu":
         yield replace(node, op="leaky_relu", arguments=(("self", arguments["self"]), ("negative_slope", _mean_slope(node))))
     elif node.op in OVERLOADS:

@@ -28,6 +28,7 @@ from planner.trace.dtypes import name_of
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 from planner.trace.loops import refuse_unknown_shapes
+from planner.trace.strides import misread
 
 RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
 CONSTANT = frozenset({
@@ -245,6 +246,8 @@ class _Reader:
             found = self.read_nodes(region, inner_names, no_gradient=no_gradient)
             names[node] = found if isinstance(node.meta["val"], (tuple, list)) else Ref(found[0])
         elif isinstance(target, torch._ops.OpOverload):
+            if target is torch.ops.aten.as_strided.default and (wrong := misread(node, BATCH)) is not None:
+                raise ModelError(self._place(node), *wrong)
             self._append(node, _op_name(target), self._arguments(node, names), names, no_gradient)
         else:
             name = getattr(target, "__name__", str(target))

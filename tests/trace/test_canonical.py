@@ -67,8 +67,8 @@ def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable
 
 
 @pytest.mark.parametrize("called", [
-    "F.dropout(x, 0.0)", "F.dropout2d(x, 0.0)", "F.alpha_dropout(x, 0.3, False)", "x.flatten(-1)", "torch.atleast_3d(x)", "x.real",
-    "x.positive()", "torch.resolve_conj(x)", "x.conj_physical()",
+    "F.dropout(x, 0.0)", "F.dropout2d(x, 0.0)", "F.alpha_dropout(x, 0.3, False)", "x.flatten(-1)", "torch.atleast_3d(x)",
+    "x.real", "x.positive()", "torch.resolve_conj(x)", "x.conj_physical()",
 ])
 def test_what_hands_back_its_operand_under_no_grad(model_file: Callable[[str], str], called: str) -> None:
     """The gradient of what reads it goes on."""
@@ -79,7 +79,8 @@ def test_what_hands_back_its_operand_under_no_grad(model_file: Callable[[str], s
 
 
 def test_what_makes_another_tensor_under_no_grad(model_file: Callable[[str], str]) -> None:
-    forward = "x = self.f(x)\n        with torch.no_grad():\n            x = x.flatten(-2).unflatten(1, (16, 16))\n        x = x.sin()"
+    under = "with torch.no_grad():\n            x = x.flatten(-2).unflatten(1, (16, 16))"
+    forward = f"x = self.f(x)\n        {under}\n        x = x.sin()"
     found = nodes(traced(model_file(NET.format(forward=forward, rest=""))))
     assert "detach" in {node.base for node in found}
     assert not any(node.differentiable for node in found if node.base == "sin")
