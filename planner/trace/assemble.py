@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.body import Body, BodyValue
@@ -63,7 +63,7 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
         dtype=built.dtype, sequence=graph.sequence,
         warnings=(
             *graph.warnings, *_idle_parameters(built, blocks), *unknown_buffers(built, used), *_frozen_starts(built),
-            *_casts(built),
+            *_copied_starts(built, used), *_casts(built),
         ),
     )
 
@@ -72,6 +72,13 @@ def _frozen_starts(built: BuiltModel) -> tuple[str, ...]:
     return tuple(
         f"parameter {fqn} starts from one draw kept by value, whatever the seed: its initialisation cannot be replayed"
         for fqn in built.frozen
+    )
+
+
+def _copied_starts(built: BuiltModel, used: Collection[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{fqn} is kept as it was computed from the start of parameter {parameter} while planning: a program draws another"
+        for fqn, parameter in built.copied.items() if fqn in used
     )
 
 

@@ -34,7 +34,8 @@ class BuiltModel:
     ``values``: buffers that have values. ``persistent``: state keys.
     ``draws``: uses of the random generator in order; ``drawn``: the one that each parameter's recipe begins with.
     ``frozen``: parameters whose random start no recipe tells, so that one draw of it is kept by value. ``cast``: parameters
-    that the model has in another dtype, by it.
+    that the model has in another dtype, by it. ``copied``: the parameter from whose draw a buffer, or a tensor that is an
+    attribute of a module, was computed, by the name of that.
     """
 
     module: nn.Module
@@ -49,6 +50,7 @@ class BuiltModel:
     drawn: Mapping[str, int]
     frozen: tuple[str, ...] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
+    copied: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(source: ModelSource, dtype: str) -> BuiltModel:
@@ -84,12 +86,13 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     for fqn, tensor in module.named_buffers():
         if not isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata not in recorder.stale:
             values[fqn] = tensor
+    copied = _copied(module, recorder, {drawn[fqn]: fqn for fqn in drawn if fqn not in frozen})
     _replace_by_fakes(module, fake, getattr(torch, dtype))
     draws = tuple(recorder.draws)
     buffers = tuple(fqn for fqn, _ in module.named_buffers(remove_duplicate=False))
     return BuiltModel(
         module, dtype, fake, tuple(parameters), canonical, buffers, values, persistent, draws, drawn, tuple(frozen),
-        cast,
+        cast, copied,
     )
 
 
@@ -102,6 +105,20 @@ def _canonical(module: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     names = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {fqn: first.setdefault(id(tensor), fqn) for fqn, tensor in names}
+
+
+def _copied(module: nn.Module, recorder: Recorder, replayed: Mapping[int, str]) -> dict[str, str]:
+    """The buffers and tensors among the attributes of modules that were computed from a draw which a program makes another.
+    ``replayed``: parameters by the draw that their recipes begin with."""
+    attributes = (
+        (f"{path}.{name}".lstrip("."), tensor) for path, owner in module.named_modules()
+        for name, tensor in vars(owner).items() if isinstance(tensor, Tensor) and not isinstance(tensor, nn.Parameter)
+    )
+    copied: dict[str, str] = {}
+    for name, tensor in (*module.named_buffers(), *attributes):
+        draws = recorder.history(tensor).draws & replayed.keys()
+        copied |= {name: replayed[min(draws)]} if draws else {}
+    return copied
 
 
 def _cast(module: nn.Module, where: str, dtype: torch.dtype) -> dict[str, str]:

@@ -35,11 +35,13 @@ Step = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class History:
-    """Steps since the last full overwrite. ``random``: a draw is among what made it; ``draw``: index of the last draw."""
+    """Steps since the last full overwrite. ``random``: a draw is among what made it; ``draw``: index of the last draw;
+    ``draws``: of all that its values, or the places of them, were computed from."""
 
     steps: tuple[Step, ...]
     random: bool = False
     draw: int | None = None
+    draws: frozenset[int] = frozenset()
 
     def then(self, *steps: Step) -> History:
         return replace(self, steps=(*self.steps, *steps))
@@ -121,25 +123,34 @@ class Recorder(TorchDispatchMode):
         if name == "set_":  # gives a tensor another's storage, in which nothing is written
             return
         if func._schema.is_mutable and args and isinstance(args[0], Tensor):
-            self._record_write(name.removesuffix("_"), args, kwargs)
+            self._record_write(name.removesuffix("_"), args, kwargs, tensors)
             return
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and _key(leaf) not in before:
-                self._remember(leaf, self._made(func, name, args, kwargs, tensors, leaf))
+                made = self._made(func, name, args, kwargs, tensors, leaf)
+                self._remember(leaf, made if name in CONSTANT else self._of(made, tensors))
                 self._kept.append(leaf) if isinstance(leaf, FakeTensor) else None
                 if any(_key(tensor) in self.stale for tensor in tensors):
                     self._set_stale(leaf)
 
-    def _record_write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _of(self, history: History, tensors: list[Tensor]) -> History:
+        """The history of what was computed from these as well."""
+        return replace(history, draws=history.draws.union(*(self.history(tensor).draws for tensor in tensors)))
+
+    def _record_write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> None:
         target = args[0]
         old = self.history(target)
         new = self._transformed(name, old, target, args[1:], kwargs)
-        if target.numel() == target.untyped_storage().nbytes() // target.element_size():
+        whole = target.numel() == target.untyped_storage().nbytes() // target.element_size()
+        new = self._of(new, [each for each in tensors if each is not target or name not in _OVERWRITES or not whole])
+        if whole:
             self._remember(target, new)
         elif new.steps == (("constant", 0.0),):
             self._remember(target, old.then(("zero_part", target.storage_offset(), target.numel())))
         elif target.numel():
-            self._remember(target, History((*old.steps, ("unknown", f"{name}_ on a part of it")), old.random or new.random))
+            self._remember(target, History(
+                (*old.steps, ("unknown", f"{name}_ on a part of it")), old.random or new.random, draws=old.draws | new.draws,
+            ))
 
     def _remember(self, tensor: Tensor, history: History) -> None:
         """What has happened to the tensor's storage, for as long as that lives: another may lie at its address then."""
@@ -225,10 +236,13 @@ class Recorder(TorchDispatchMode):
 
     def _drawn(self, op: str, arguments: tuple[float, ...], leaf: Tensor) -> History:
         self.draws.append(Draw(op, arguments, tuple(leaf.shape), leaf.dtype))
-        return History(((op, *arguments),), True, len(self.draws) - 1)
+        return History(((op, *arguments),), True, len(self.draws) - 1, frozenset({len(self.draws) - 1}))
 
 
 _FILLED = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
+CONSTANT = {*_FILLED, "full_like", "new_full", "empty_like", "new_empty", "randn_like", "rand_like"}
+"""Operations that take a shape from a tensor, and no values."""
+_OVERWRITES = {"zero", "fill", "normal", "uniform", "copy"}
 _DRAWS = {"bernoulli", "random", "exponential", "cauchy", "geometric", "log_normal", "multinomial"}
 
 

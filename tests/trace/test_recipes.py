@@ -200,6 +200,37 @@ def make():
     assert warning.startswith("parameter w starts from one draw kept by value, whatever the seed")
 
 
+@pytest.mark.parametrize(("made", "read", "named"), [
+    ("self.register_buffer('w0', self.a.weight.detach().clone())", "self.w0", "w0"),
+    ("self.w0 = self.a.weight.detach() * 2", "self.w0", "w0"),
+    ("from torch.nn.utils import prune; prune.l1_unstructured(self.a, 'weight', 0.5)", "0", "a.weight_mask"),
+    ("self.register_buffer('w0', torch.zeros_like(self.a.weight))", "self.w0", ""),
+    ("self.register_buffer('w0', self.a.weight.detach().clone()); nn.init.normal_(self.w0)", "self.w0", ""),
+    ("self.register_buffer('w0', self.a.weight.detach().clone()); nn.init.normal_(self.a.weight)", "self.w0", ""),
+    ("nn.init.orthogonal_(self.a.weight); self.register_buffer('w0', self.a.weight.detach().clone())", "self.w0", ""),
+    ("self.register_buffer('w0', self.a.weight.detach().clone())", "0", ""),
+])
+def test_what_was_computed_from_a_start_is_told(model_file: Callable[[str], str], made: str, read: str, named: str) -> None:
+    """A program has the start of its own seed, and the buffer that was made of the planner's, where something reads it."""
+    source = f"""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.a = nn.Embedding(48, 16), nn.Linear(16, 16)
+        {made}
+
+    def forward(self, input_ids):
+        x = self.a(self.e(input_ids))
+        return (x + (x @ {read} if {read!r} != "0" else 0)) @ self.e.weight.T
+
+def make():
+    return M()
+"""
+    graph = trace_model(load_model(model_file(source), {}, None), sequence=8, dtype="float32")
+    said = [warning for warning in graph.warnings if "kept as it was computed from the start of parameter a.weight" in warning]
+    assert [warning.partition(" ")[0] for warning in said] == ([named] if named else [])
+
+
 def test_generator_is_left_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
