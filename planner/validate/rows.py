@@ -131,13 +131,16 @@ def parse_rows(text: str, where: str) -> tuple[Row, ...]:
     if missing:
         raise JobError(where, f"has no column {missing[0]}", f"a table of runs has the columns {', '.join(REQUIRED)}")
     absent = {column: DEFAULTS.get(column, "") for column in OPTIONAL if column not in columns}
-    rows = []
+    rows, named = [], dict[str, int]()
     for line, stated in enumerate(_lines(reader, where), start=2):
         if None in stated or None in stated.values():
             raise JobError(f"{where}: line {line}", "has another number of cells than the header", f"give {len(columns)} cells")
         values = absent | stated
-        values["row_id"] = values["row_id"] or f"line {line}"
-        rows.append(_row(values, f"{where}: row {values['row_id']}"))
+        name = values["row_id"] = values["row_id"].strip() or f"line {line}"
+        if named.setdefault(name, line) != line:
+            wrong = f"has the row_id {name!r} of line {named[name]} again"
+            raise JobError(f"{where}: line {line}", wrong, "give every run a row_id of its own")
+        rows.append(_row(values, f"{where}: row {name}"))
     return tuple(rows)
 
 

@@ -69,6 +69,20 @@ def test_a_column_that_is_there_twice_is_named() -> None:
         parse_rows(tables.text({}).replace("hidden", "layers", 1), "runs.csv")
 
 
+@pytest.mark.parametrize(("names", "again"), [(("a", "b", "a "), "a"), (("line 4", "b", ""), "line 4")])
+def test_a_name_that_two_rows_have_is_refused(names: tuple[str, ...], again: str) -> None:
+    """What is scored and fitted is chosen by name: an untrusted row of the same name would be too."""
+    with pytest.raises(JobError) as error:
+        parse_rows(tables.text(*({"row_id": name, "trust": "AC"[at // 2]} for at, name in enumerate(names))), "runs.csv")
+    assert (error.value.where, error.value.wrong) == ("runs.csv: line 4", f"has the row_id {again!r} of line 2 again")
+
+
+def test_no_row_of_the_packaged_tables_is_called_as_another() -> None:
+    tables_read = (*(read_rows(DATA / name) for name in RUNS), read_failures(DATA / FAILURES))
+    names = [row.row_id for table in tables_read for row in table]
+    assert len(set(names)) == len(names) == 735 + 720 + 6
+
+
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(JobError, match="has no column chip"):
         parse_rows(tables.text({}).replace(",chip", ",motor", 1), "runs.csv")
