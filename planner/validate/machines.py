@@ -75,13 +75,17 @@ def forget_profiles() -> None:
 def _cluster(profile: str, devices: int, domain: int | None, network: float | None) -> Cluster:
     node = resolve_cluster(f"{profile}:1").devices_per_node
     cluster = resolve_cluster(f"{profile}:{-(-devices // node)}x{_share(devices, node)}")
-    levels = list(cluster.levels)
+    levels, beyond = list(cluster.levels), cluster.beyond
+    if domain is not None and domain < devices and len(levels) == 1 and not levels[0].link.torus:
+        # A node of the profile holds all of these devices, the row's does not: what joins nodes joins its domains.
+        levels, beyond = [*levels, *(replace(level, size=devices) for level in beyond[:1])], beyond[1:]
     if domain is not None and len(levels) > 1 and not levels[0].link.torus:
-        levels[0] = replace(levels[0], size=_share(devices, domain))
+        size = _share(devices, domain)
+        levels[0] = replace(levels[0], size=size, limit=size)
         levels = [level for at, level in enumerate(levels) if at == 0 or level.size > levels[0].size]
     if network is not None and len(levels) > 1:
         levels[1:] = [level if level.link.torus else _at_speed(level, network) for level in levels[1:]]
-    return replace(cluster, levels=tuple(levels))
+    return replace(cluster, levels=tuple(levels), beyond=beyond)
 
 
 def _share(devices: int, domain: int) -> int:

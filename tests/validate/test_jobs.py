@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hardware_profiles import resolve_cluster
+from hardware_profiles import cluster_from_yaml, cluster_to_yaml, resolve_cluster
 from planner.ir.plan import Mesh, Schedule
 from planner.validate.jobs import RowJob, row_job
 from planner.validate.machines import Unpredictable
@@ -101,6 +101,27 @@ def test_links_are_those_that_the_row_states() -> None:
     assert levels[0].size == 4
     assert levels[1].link.bandwidth_bytes_s == 6.25e9
     assert levels[1].link.start_s == resolve_cluster("dgx-a100-80gb:2").levels[1].link.start_s
+
+
+@pytest.mark.parametrize(("devices", "domain", "sizes"), [
+    (8, "8", [8]), (8, "16", [8]), (8, "", [8]), (8, "4", [4, 8]), (8, "1", [1, 8]), (6, "4", [3, 6]), (16, "4", [4, 16]),
+])
+def test_a_fast_domain_that_is_less_than_a_profile_s_node_is_joined_by_what_the_row_states(
+    devices: int, domain: str, sizes: list[int]
+) -> None:
+    """A DGX A100's node has 8. Beyond its domains a run has the profile's fabric at its own speed, on one node too."""
+    cluster = _job(n_gpus=str(devices), dp=str(devices), fast_domain=domain, global_batch_seqs="96").cluster
+    node, *outer = cluster.levels
+    assert [level.size for level in cluster.levels] == sizes
+    assert node.link == resolve_cluster("dgx-a100-80gb:2").levels[0].link
+    fabric = replace(resolve_cluster("dgx-a100-80gb:2").levels[1].link, bandwidth_bytes_s=25e9, peer_bytes_s=25e9)
+    assert [level.link for level in outer] == [fabric] * len(outer)
+    assert cluster_from_yaml(cluster_to_yaml(cluster)).fingerprint == cluster.fingerprint
+
+
+def test_the_axes_of_a_torus_are_not_divided_by_a_fast_domain() -> None:
+    stated = {"chip": "TPUv4", "n_gpus": "4", "dp": "4", "global_batch_seqs": "8"}
+    assert _job(**stated, fast_domain="2").cluster.levels == resolve_cluster("tpu-v4:1").levels
 
 
 def test_an_engine_without_data_is_predicted_as_its_like_and_says_so() -> None:
