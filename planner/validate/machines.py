@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hardware_profiles import Cluster, Level, profile_names, resolve_cluster
-from planner.validate.rows import Row
+from planner.validate.rows import Row, plain_name
 
 SITES = {("Jean Zay", "A100-SXM-80GB"): "jean-zay-a100"}
 """Profiles of machines whose links are not those of a vendor's node, by a word of the hardware and the chip."""
@@ -24,9 +24,9 @@ def cluster_of(row: Row) -> Cluster:
     """The row's cluster. Where the row does not say how large the fast domain is or how fast its network, the profile's
     own numbers hold. Raises Unpredictable for a chip without a profile."""
     assert row.devices is not None
-    chip = _plain(_known_chip(row))
+    chip = plain_name(_known_chip(row))
     for (word, part), site in SITES.items():
-        if word in row.hardware and chip == _plain(part):
+        if word in row.hardware and chip == plain_name(part):
             return _cluster(site, row.devices, None, None)
     profile = _profile_of_chip().get(chip)
     if profile is None:
@@ -38,20 +38,22 @@ def chip_cautions(row: Row) -> tuple[str, ...]:
     """In words, the chip that stands for one without a profile."""
     stands, capped = _known_chip(row), f"{row.chip}{CAPPED}"
     named = f"the chip {row.chip}" if row.chip else f"the chip that the row does not say ({row.hardware})"
-    return () if _plain(stands) in (_plain(row.chip), _plain(capped)) else (f"{stands} stands for {named}",)
+    return () if plain_name(stands) in (plain_name(row.chip), plain_name(capped)) else (f"{stands} stands for {named}",)
 
 
 def _known_chip(row: Row) -> str:
     """The chip itself where a profile has it; else, of those of its generation, the one whose name shares most words with it
     (``A100-PCIe-80GB`` is an ``A100-SXM-80GB``). A row that names no chip may name it among its hardware."""
     known, asked = _chip_names(), row.chip or row.hardware
-    if "power limited" in row.hardware and _plain(f"{asked}{CAPPED}") in known:
+    if "power limited" in row.hardware and plain_name(f"{asked}{CAPPED}") in known:
         return f"{asked}{CAPPED}"
-    if _plain(asked) in known:
+    if plain_name(asked) in known:
         return asked
     words = _words(asked)
-    generations = {_generation(word) for word in (_plain(asked), *words)} - {""}
-    alike = sorted(name for name in known.values() if _generation(_plain(name)) in generations and not name.endswith(CAPPED))
+    generations = {_generation(word) for word in (plain_name(asked), *words)} - {""}
+    alike = sorted(
+        name for name in known.values() if _generation(plain_name(name)) in generations and not name.endswith(CAPPED)
+    )
     return max(alike, key=lambda name: len(words & _words(name)), default=asked)
 
 
@@ -103,7 +105,7 @@ def _at_speed(level: Level, bandwidth: float) -> Level:
 def _chip_names() -> dict[str, str]:
     """Chips as their profiles write them."""
     names = (resolve_cluster(f"{name}:1").chip.name for name in profile_names())
-    return {_plain(name): name for name in names}
+    return {plain_name(name): name for name in names}
 
 
 @lru_cache(maxsize=1)
@@ -111,12 +113,5 @@ def _profile_of_chip() -> dict[str, str]:
     """By the chip's name; of several profiles with one chip the first by name."""
     found: dict[str, str] = {}
     for name in profile_names():
-        found.setdefault(_plain(resolve_cluster(f"{name}:1").chip.name), name)
+        found.setdefault(plain_name(resolve_cluster(f"{name}:1").chip.name), name)
     return found
-
-
-def _plain(name: str) -> str:
-    """A chip's name however it is spaced and cased."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-

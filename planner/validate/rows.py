@@ -67,17 +67,24 @@ class Row:
     doubts: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """What makes two rows the same configuration."""
-        return tuple(self.words.get(column, "") for column in DISTINCT)
+    def key(self) -> tuple[object, ...]:
+        """What makes two rows the same configuration, however their cells are written."""
+        return (
+            plain_name(self.chip), *(_folded(self.words.get(column, "")) for column in TOLD),
+            *(getattr(self, name) for name in DISTINCT), self.kv_heads or self.heads,
+            self.precision if self.words.get("dtype", "").strip() else None, *self.doubts,
+        )
 
 
 DISTINCT = (
-    "hardware", "chip", "fast_domain", "nic_GBps_per_gpu", "engine", "dtype", "compile_or_fp8", "layers", "hidden", "heads",
-    "kv_heads", "ffn_hidden", "vocab", "seq", "mlp_type", "moe_experts", "moe_topk", "n_gpus", "tp", "pp", "vpp", "dp", "cp",
-    "ep", "zero", "zero_or_fsdp", "micro_batch", "global_batch_seqs", "recompute", "seq_parallel",
+    "domain", "network_bytes_s", "layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "gated", "experts",
+    "active_experts", "devices", "tensor", "pipeline", "virtual", "data", "context", "expert", "zero", "microbatch", "batch",
+    "recompute", "sequence_parallel",
 )
-"""Columns that tell configurations apart: all that say what ran on what, and not who ran it or what the model is called."""
+"""What tells configurations apart beside the chip, key and value heads, the precision, :data:`TOLD` and words that are not
+known: all that says what ran on what, and not who ran it or what the model is called."""
+TOLD = ("hardware", "engine", "compile_or_fp8", "zero_or_fsdp")
+"""Columns in the source's words that tell configurations apart."""
 REQUIRED = (
     "layers", "hidden", "heads", "ffn_hidden", "vocab", "seq", "chip", "n_gpus", "tp", "pp", "dp", "micro_batch",
     "global_batch_seqs", "recompute",
@@ -97,6 +104,17 @@ LARGEST = {
     "dp": 2**24, "cp": 2**24, "ep": 2**24, "micro_batch": 2**20, "global_batch_seqs": 2**30,
 }
 """Counts beyond these are slips of a pen: orders of magnitude above any run."""
+
+
+def plain_name(name: str) -> str:
+    """A chip's name however it is spaced and cased."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _folded(text: str) -> str:
+    """A source's words however they are spaced and cased; ``none`` says as much as nothing."""
+    words = " ".join(text.lower().split())
+    return "" if words == "none" else words
 
 
 def scored_rows(rows: Iterable[Row]) -> tuple[Row, ...]:

@@ -33,6 +33,24 @@ def test_rows_that_differ_in_what_is_predicted_are_no_repeats(column: str) -> No
     assert [row.row_id for row in scored_rows(rows)] == ["toy", "other"]
 
 
+@pytest.mark.parametrize("other", [
+    {"tp": "1.0"}, {"recompute": "None"}, {"recompute": " none "}, {"seq_parallel": "0"}, {"seq_parallel": "no"},
+    {"seq_parallel": ""}, {"dtype": "BF16"}, {"cp": ""}, {"vpp": "1.0"}, {"ep": "1"}, {"kv_heads": ""}, {"zero": "0.0"},
+    {"nic_GBps_per_gpu": "25.00"}, {"fast_domain": "8.0"}, {"mlp_type": "Plain"}, {"chip": "A100 SXM 80GB"},
+    {"zero_or_fsdp": "None"}, {"zero_or_fsdp": ""}, {"compile_or_fp8": "None"}, {"hardware": "a100 "},
+    {"engine": "Torch-eager"},
+])
+def test_a_configuration_that_is_written_otherwise_is_the_same(other: dict[str, str]) -> None:
+    rows = parse_rows(tables.text({}, {"row_id": "other"} | other), "runs.csv")
+    assert [row.row_id for row in scored_rows(rows)] == ["other"]
+
+
+@pytest.mark.parametrize("words", [{"recompute": "some"}, {"recompute": "none or so"}, {"dtype": ""}, {"fast_domain": ""}])
+def test_what_a_row_leaves_open_or_says_in_words_that_are_not_known_is_another_configuration(words: dict[str, str]) -> None:
+    rows = parse_rows(tables.text({}, {"row_id": "other"} | words), "runs.csv")
+    assert [row.row_id for row in scored_rows(rows)] == ["toy", "other"]
+
+
 @pytest.mark.parametrize("change", [{"trust": "C"}, {"step_time_s": ""}, {"full_config": "0"}])
 def test_rows_without_trust_time_or_configuration_are_not_scored(change: dict[str, str]) -> None:
     assert not scored_rows([tables.row(**change)])
