@@ -271,9 +271,13 @@ def _changed(base: object, changes: Mapping[str, Any], path: Path) -> ProfileDoc
     where = str(path)
     if not isinstance(base, str):
         raise ProfileFormatError(f"{where}: base", f"{base!r} is no name", f"use one of {', '.join(profile_names())}")
-    content = profile_content(base, f"{where}: base")
+    content = parse_yaml(profile_text(base, f"{where}: base"), base)
+    if isinstance(changes.get("chip"), str):
+        # Named in the place of the base's own: with the links of a chip its base would keep those of the one that it had.
+        content["chip"], changes = changes["chip"], {key: change for key, change in changes.items() if key != "chip"}
+    content = with_chip(content, where)
     profile = profile_of_part({**content, "name": path.stem}, changes.get("devices_per_node", content["devices_per_node"]))
     profile["links"] = _starts_kept(profile["links"], changes.get("links"))
-    document = read_document(with_chip(merge(profile, _with_origin(profile, changes, path.name)), where), where)
+    document = read_document(merge(profile, _with_origin(profile, changes, path.name)), where)
     check_order(document, profile["links"], base, where)
     return document

@@ -187,6 +187,23 @@ def test_another_rate_starts_a_call_as_before(tmp_path: Path) -> None:
     assert resolve_cluster(own).levels[0].link.start_s == pytest.approx(before.start_s, rel=1e-12)
 
 
+def test_a_chip_that_a_file_names_comes_with_its_own_links(tmp_path: Path) -> None:
+    """An H100 in the place of an A100 has NVLink 4; the network between nodes is the base's, and what the file says wins."""
+    asked, node = resolve_cluster("dgx-h100:2"), "links: {node: {bandwidth: {value: 100}}}\n"
+    swapped = resolve_cluster(write(tmp_path, "base: dgx-a100-80gb\nnodes: 2\nchip: h100-sxm-80gb\n"))
+    assert swapped.chip == asked.chip and swapped.levels[0] == asked.levels[0]
+    assert swapped.levels[1] == resolve_cluster("dgx-a100-80gb:2").levels[1]
+    assert swapped.sources["links.node.bandwidth"] == asked.sources["links.node.bandwidth"]
+    slow = resolve_cluster(write(tmp_path, f"base: dgx-a100-80gb\nnodes: 2\nchip: h100-sxm-80gb\n{node}")).levels[0].link
+    assert slow == replace(
+        asked.levels[0].link, bandwidth_bytes_s=100e9, peer_bytes_s=100e9, start_s=pytest.approx(asked.levels[0].link.start_s)
+    )
+    rack = resolve_cluster(write(tmp_path, "base: dgx-a100-80gb\nnodes: 2\nchip: gb200-nvl72\n"))
+    assert [(level.link.name, level.size) for level in rack.levels] == [("NVLink 5", 8), ("InfiniBand HDR", 16)]
+    with pytest.raises(ProfileFormatError, match=r"mine\.yaml: chip: unknown chip 'h100'; use one of a100-sxm-40gb"):
+        resolve_cluster(write(tmp_path, "base: dgx-a100-80gb\nnodes: 2\nchip: h100\n"))
+
+
 def test_a_written_cluster_is_itself_a_profile(tmp_path: Path) -> None:
     cluster = resolve_cluster("tpu-v4:8")
     assert resolve_cluster(write(tmp_path, cluster_to_yaml(cluster))) == cluster
