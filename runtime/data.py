@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import check_alike
 from .errors import ProgramError, raise_together
 from .hashing import seed_of
 
@@ -305,4 +306,5 @@ def _checked_file(path: Path, tokens: BatchInput | None, seed: int) -> TokenFile
         error = found
     raise_together(error)
     assert file is not None
+    check_alike({"--data": repr(file.identity)}, "give all nodes the same file")  # Each may have a copy of its own.
     return file

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .agreement import check_alike, flag
 from .collectives import TensorAxis
 from .errors import ProgramError, raise_together
 from .folders import is_checkpoint
@@ -135,7 +136,7 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     parser.set_defaults(**defaults)
     options = Options(**vars(parser.parse_args(arguments)))
     for name, value in vars(options).items():
-        _check_range(_flag(name), name, value)
+        _check_range(flag(name), name, value)
     if options.checkpoint is None and options.checkpoint_every != parser.get_default("checkpoint_every"):
         raise ProgramError("--checkpoint-every", "there is no --checkpoint", "give the directory")
     return options
@@ -169,12 +170,8 @@ def check_outputs(options: Options) -> None:
             path = getattr(options, name)
             right = "" if error is not None or path is None else _needed(path, folder=name == "checkpoint")
             if right:
-                error = ProgramError(_flag(name), f"{path} cannot be written", right)
+                error = ProgramError(flag(name), f"{path} cannot be written", right)
     raise_together(error)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _within_checkpoint(directory: Path | None) -> ProgramError | None:
@@ -192,7 +189,7 @@ def _twice(options: Options) -> ProgramError | None:
     program's own."""
     program = PROGRAM.resolve()
     others = {program / name: f"{name} of this program" for name in PROGRAM_FILES}
-    others |= {path.resolve(): _flag(name) for name in ("data", "checkpoint") if (path := getattr(options, name)) is not None}
+    others |= {path.resolve(): flag(name) for name in ("data", "checkpoint") if (path := getattr(options, name)) is not None}
     for name in FILES:
         path = getattr(options, name)
         if path is None:
@@ -204,8 +201,8 @@ def _twice(options: Options) -> ProgramError | None:
         ]
         taken = others.get(whole) or (f"inside {within[0]}" if within else None)
         if taken is not None:
-            return ProgramError(_flag(name), f"{path} is {taken}", "a file of its own")
-        others[whole] = _flag(name)
+            return ProgramError(flag(name), f"{path} is {taken}", "a file of its own")
+        others[whole] = flag(name)
     return None
 
 
@@ -226,13 +223,14 @@ def _needed(path: Path, *, folder: bool) -> str:
 
 def start(
     pipeline: int = 1, data: int = 1, tensor: int = 1, zero_group: int | None = None, device: str | None = None,
-    order: Sequence[str] = ("pipeline", "data", "tensor"), *, accelerators: bool = False,
+    order: Sequence[str] = ("pipeline", "data", "tensor"), *, accelerators: bool = False, told: Mapping[str, str] | None = None,
 ) -> World:
     """Join the process group (made from torchrun's environment unless there is one) and lay the mesh over it.
 
     ``zero_group``: data ranks that one ZeRO shard group spans (default: all). ``order``: of the axes in which ranks are
-    numbered, slowest to fastest. ``accelerators``: whether the plan is for any. Raises ProgramError where the number of
-    processes is not what the plan was made for.
+    numbered, slowest to fastest. ``accelerators``: whether the plan is for any. ``told``: what the program says, by
+    variable. Raises ProgramError where the number of processes is not what the plan was made for, or one that joins was told
+    otherwise than the first.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     count, wanted = _processes(), pipeline * data * tensor
@@ -242,6 +240,7 @@ def start(
         )
     if not dist.is_initialized():
         _join(kind)
+        check_alike(told or {}, "copy one program to all nodes")  # Before the mesh: two of them make the ranks wait.
     if kind == "cpu":
         _keep_freed_memory()
     place = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import checkpoint, metrics
+from .agreement import by_flag, check_alike
 from .block import blocks_of
 from .claim import claimed
 from .data import Batches, BatchInput, Identity, check_data, made_up, make_batches
@@ -227,6 +228,7 @@ def global_weight(program: Program, batch: Mapping[str, Tensor]) -> Tensor:
 
 def train(program: Program, options: Options) -> None:
     """Train to step ``options.steps``; report every step from rank 0; save where asked."""
+    check_alike(by_flag(vars(options)), "give all nodes the same")
     check_outputs(options)
     with claimed(options.checkpoint):
         _train(program, options)

@@ -52,6 +52,18 @@ class Settings:
     inputs: Sequence[BatchInput] = ()
 
 
+_OF_MODEL = ("recomputes", "shared", "made_for", "inputs")
+"""Settings that stand in ``model.py``."""
+
+
+def by_variable(settings: Settings) -> dict[str, str]:
+    """The settings as text, by where they stand: what every rank has to be told alike. As text, for the order of a mesh's axes
+    counts too, in which equal dictionaries may differ."""
+    told = {f"{FILE}: {name.upper()}": repr(value) for name, value in vars(settings).items() if name not in _OF_MODEL}
+    told[f"{FILE}: BATCH"] = told.pop(f"{FILE}: TOTAL")
+    return {**told, "model.py": repr([getattr(settings, name) for name in _OF_MODEL])}
+
+
 def check_settings(settings: Settings) -> None:
     """Raise ProgramError, naming the variable, for the first contradiction. Every rank finds the same."""
     if settings.precision not in tuple(MASTER_DTYPE):

@@ -41,6 +41,12 @@ FULL = """    import errno, io, os
         Path.open = plain
 """
 
+OWN_COPY = """import os
+from pathlib import Path
+
+exec(Path(__file__).with_name(f"{os.environ['RANK']}.py").read_text())
+"""
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
@@ -193,6 +199,25 @@ def test_a_program_is_of_one_length(workers: Workers, tmp_path: Path) -> None:
     assert "(20,)" not in (program.directory / "train.py").read_text()
     said = "train.py: SEQUENCE: is 40, and model.py takes input_ids of shape (20,); put it back"
     refused(program.launch(workers, "--steps", "1"), said)
+
+
+@pytest.mark.parametrize(("file", "old", "own", "said"), [
+    ("train.py", "EPSILON = (0.9, 0.95)", "EPSILON = (0.9, 0.99)",
+     "train.py: BETAS: (0.9, 0.99) on rank 1, (0.9, 0.95) on rank 0; copy one program to all nodes"),
+    ("train.py", 'MESH = {"pipeline": 1, "data": 2, "tensor": 1}', 'MESH = {"tensor": 1, "data": 2, "pipeline": 1}',
+     "train.py: MESH: {'tensor': 1, 'data': 2, 'pipeline': 1} on rank 1, {'pipeline': 1, "),
+    ("model.py", 'torch.int64, "tokens", 51', 'torch.int64, "tokens", 49', "model.py: rank 1 has another than rank 0; copy"),
+])
+def test_a_program_that_is_another_on_one_node(
+    workers: Workers, file: str, old: str, own: str, said: str, tmp_path: Path
+) -> None:
+    program = emitted(small_graph("gpt"), Row(data=2), tmp_path / "program")
+    copies = program.directory / "0.py", program.directory / "1.py"
+    copies[0].write_text((program.directory / file).read_text())
+    program.edit(file, old, own)
+    copies[1].write_text((program.directory / file).read_text())
+    (program.directory / file).write_text(OWN_COPY)
+    refused(program.launch(workers), said)
 
 
 @pytest.mark.parametrize("decision", [{"zero": 3}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runtime import claim, launch
+from runtime.agreement import check_alike
 from runtime.data import Batches, make_batches
 from runtime.errors import ProgramError
 from runtime.initialize import initial_value
@@ -211,3 +212,21 @@ def refused_in_folders_of_their_own(toy: Toy, root: str, arguments: list[str]) -
 def exported(toy: Toy, file: str, arguments: list[str]) -> None:
     """Run the loop with an export among the arguments."""
     train(build(toy), launch.parse_options([*arguments, file]))
+
+
+def refusal_of_run(toy: Toy, arguments: list[list[str]]) -> str:
+    """Train by each rank's own command line; what the run was refused for, if it was."""
+    try:
+        train(build(toy), launch.parse_options(arguments[dist.get_rank()]))
+    except ProgramError as error:
+        return str(error)
+    return ""
+
+
+def refusal_when_told(told: list[dict[str, str]]) -> str:
+    """What is wrong, if anything, where each rank was told its own."""
+    try:
+        check_alike(told[dist.get_rank()], "right")
+    except ProgramError as error:
+        return str(error)
+    return ""

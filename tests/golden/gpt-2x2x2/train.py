@@ -11,7 +11,7 @@ from runtime.block import blocks_of
 from runtime.loop import Program, train
 from runtime.parameters import TiedParameter
 from runtime.schedule import make_schedule, stages_of_rank
-from runtime.settings import Settings, check_settings
+from runtime.settings import Settings, by_variable, check_settings
 from runtime.stage import ZeroStage
 from runtime.zero import MASTER_DTYPE, shard
 
@@ -60,12 +60,15 @@ def crossing(module_names, world):
 
 def build(device=None):
     """Mesh, stages, ZeRO and schedule: the program of this rank."""
-    check_settings(Settings(
+    settings = Settings(
         precision=PRECISION, mesh=MESH, zero_group=ZERO_GROUP, total=BATCH, micro=MICRO, accumulation=ACCUMULATION,
         schedule=SCHEDULE, virtual=VIRTUAL, stages=STAGES, recomputes=[cls.recomputes for _, cls, _ in CHAIN],
         shared=SHARED, made_for=MADE_FOR, betas=BETAS, epsilon=EPSILON, sequence=SEQUENCE, inputs=INPUTS,
-    ))
-    world = launch.start(**MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device, accelerators=True)
+    )
+    check_settings(settings)
+    world = launch.start(
+        **MESH, order=tuple(MESH), zero_group=ZERO_GROUP, device=device, accelerators=True, told=by_variable(settings),
+    )
     pipeline = MESH["pipeline"]
     owned = [stages_of_rank(SCHEDULE, pipeline, rank, VIRTUAL) for rank in range(pipeline)]
     owner = [next(r for r in range(pipeline) if index in owned[r]) for index in range(len(STAGES))]
