@@ -199,7 +199,14 @@ _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 def load_parameters(path: Path, parameters: Sequence[Held], others: Unchanging = NOTHING) -> None:
     """Read parameters and buffers alone (``--init-from``), from a checkpoint or the newest in a directory of them.
     Collective."""
-    _read_model(path if is_checkpoint(path) else newest(path) or path, parameters, others, {})
+    _read_model(_checkpoint_at(path), parameters, others, {})
+
+
+def _checkpoint_at(path: Path) -> Path:
+    """A checkpoint, or the newest in a directory of them. Collective: rank 0 looks, for each way leads to other collectives."""
+    itself = [dist.get_rank() == 0 and is_checkpoint(path)]
+    dist.broadcast_object_list(itself, src=0)
+    return path if itself[0] else newest(path) or path
 
 
 def _read_model(

@@ -17,6 +17,8 @@ from runtime.checkpoint import load_plain, newest
 from runtime.errors import ProgramError
 from runtime.launch import parse_options, start
 from runtime.loop import train
+from tests.runtime.cases import refused_in_folders_of_their_own
+from tests.runtime.group import ProcessPool
 from tests.runtime.test_parts import token_file
 from tests.runtime.toy_program import Toy, build
 
@@ -147,6 +149,19 @@ def test_no_rank_makes_a_folder_to_write_into(alone: None, tmp_path: Path) -> No
     with pytest.raises(ProgramError, match=r"gone: cannot be written .* not on this node"):
         checkpoint._write(tmp_path / "gone", {"x": BoxedTensor((2,), torch.zeros(2), (((0,), (2,), (0,)),))})
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("seeing", [0, 1])
+@pytest.mark.parametrize("start", ["kept", "kept/step-00000001"])
+def test_a_start_that_one_rank_does_not_see_is_no_hang(
+    pool: ProcessPool, alone: None, seeing: int, start: str, tmp_path: Path
+) -> None:
+    """A folder of checkpoints and a checkpoint are read by other collectives: one rank says for all which it is."""
+    (tmp_path / str(1 - seeing)).mkdir()
+    train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(tmp_path / str(seeing) / "kept")]))
+    found = "kept" if seeing and start == "kept" else "kept/step-00000001"
+    refusals = pool.run(2, refused_in_folders_of_their_own, Toy(data=2), str(tmp_path), ["--init-from", start])
+    assert refusals == [f"{found}: no complete checkpoint; a directory that --checkpoint wrote"] * 2
 
 
 OTHERS = (
