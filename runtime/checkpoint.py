@@ -83,7 +83,7 @@ def save(
         raise
     names = {**aliases, **others.aliases}
     value = loss_scale.value if loss_scale.enabled else None
-    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names, asdict(data))
+    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names, data.said())
     with writing_together(partial):
         if dist.get_rank() == 0:
             (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
@@ -183,7 +183,9 @@ def _are_names(value: object) -> bool:
 
 def _is_identity(value: object) -> bool:
     kinds = {part.name: type(part.default) for part in fields(Identity)}
-    return value is None or (isinstance(value, dict) and {name: type(part) for name, part in value.items()} == kinds)
+    if not isinstance(value, dict):
+        return value is None
+    return {"length": int} | {name: type(part) for name, part in value.items()} == kinds
 
 
 _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {

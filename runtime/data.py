@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -60,11 +60,17 @@ class BatchInput:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What the tokens of a run are told by: ``tokens`` of ``dtype`` in a file (0: they are made up), ``sampled`` the hash of
-    :data:`SAMPLED_BLOCKS` of its blocks."""
+    :data:`SAMPLED_BLOCKS` of its blocks, ``length`` that of the windows which are its samples (0: there are none, or it is not
+    said)."""
 
     tokens: int = 0
     dtype: str = ""
     sampled: str = ""
+    length: int = 0
+
+    def said(self) -> dict[str, Any]:
+        """What a checkpoint says of it; made-up tokens have no windows."""
+        return {name: value for name, value in asdict(self).items() if name != "length" or value}
 
     def __str__(self) -> str:
         return f"{self.tokens:,} tokens of {self.dtype}" if self.tokens else "made-up ones"
@@ -117,7 +123,7 @@ class TokenFile:
             raise ProgramError(str(path), f"{self.tokens} tokens", f"one sample needs {length + 1}")
         self._file = path.open("rb", buffering=0)
         self._order: tuple[int, Tensor] | None = None
-        self.identity = Identity(self.tokens, header["dtype"], self._sampled())
+        self.identity = Identity(self.tokens, header["dtype"], self._sampled(), length)
 
     def sequence(self, index: int, length: int) -> Tensor:
         """See :class:`Source`; ``length`` is the window and the one token after it."""
@@ -249,17 +255,22 @@ def made_up(inputs: Sequence[BatchInput]) -> tuple[str, ...]:
 
 
 def check_data(trained: Identity, now: Identity) -> None:
-    """Warn, on rank 0, where a resumed run goes on with other tokens than it was ``trained`` on: that may be meant. Raises
-    ProgramError, on every rank alike, where they were a file's and are made up now: that is a forgotten option."""
+    """Warn, on rank 0, where a resumed run goes on with other tokens than it was ``trained`` on, or with the same in windows of
+    another length, which are shuffled otherwise: that may be meant. Raises ProgramError, on every rank alike, where they were a
+    file's and are made up now: that is a forgotten option."""
     if trained.tokens and not now.tokens:
         raise ProgramError(
             "--data", f"is not given, and the run was trained on {trained} until now",
             "give the file, or begin a run on made-up tokens with --init-from and another --checkpoint",
         )
+    if not trained.length:  # What does not say it may have had the same.
+        now = replace(now, length=0)
     if trained != now and dist.get_rank() == 0:
         others = "as many others" if str(trained) == str(now) else now
-        print(f"warning: --data: not the tokens that the run was trained on until now: {trained}, now {others}; samples may be "
-              "repeated or left out", file=sys.stderr, flush=True)
+        wrong = f"not the tokens that the run was trained on until now: {trained}, now {others}"
+        if replace(trained, length=now.length) == now:
+            wrong = f"in windows of {trained.length} tokens until now, now of {now.length}"
+        print(f"warning: --data: {wrong}; samples may be repeated or left out", file=sys.stderr, flush=True)
 
 
 def _floats(entry: BatchInput, generator: torch.Generator) -> Tensor:

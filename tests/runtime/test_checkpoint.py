@@ -20,7 +20,7 @@ from runtime.loop import train
 from tests.runtime.cases import refused_in_folders_of_their_own
 from tests.runtime.group import ProcessPool
 from tests.runtime.test_parts import token_file
-from tests.runtime.toy_program import Toy, build
+from tests.runtime.toy_program import SEQUENCE, Toy, build
 
 PROGRESS = {"step": 3, "seed": 0, "updates": 3, "samples": 24, "loss_scale": None, "clean_steps": 0, "aliases": {}}
 
@@ -40,6 +40,7 @@ def refusal(directory: Path) -> str:
     ("loss_scale", float("nan"), "loss_scale: is NaN; a positive number or null"), ("aliases", ["a"], "aliases: is"),
     ("data", {"tokens": 5}, 'data: is {"tokens": 5}; what its tokens'),
     ("data", {"tokens": "5", "dtype": "", "sampled": ""}, "data: is"),
+    ("data", {"tokens": 5, "dtype": "", "sampled": "", "length": "8"}, "data: is"),
     ("aliases", {"a": 1}, 'aliases: is {"a": 1}; names of parameters'), ("pace", 1, "missing or mangled"),
 ])
 def test_progress_of_another_form_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
@@ -183,6 +184,32 @@ def test_other_data_than_until_now_is_told(
         data = [] if numbers is None else ["--data", str(token_file(tmp_path / "data", [number % 51 for number in numbers]))]
         train(build(Toy()), parse_options(["--steps", str(steps), "--checkpoint", str(tmp_path / "kept"), *data]))
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("length", "said"), [
+    (SEQUENCE, ""), (None, ""),
+    (16, f"warning: --data: in windows of 16 tokens until now, now of {SEQUENCE}; samples may be repeated or left out\n"),
+])
+def test_windows_of_another_length_than_until_now_are_told(
+    alone: None, length: int | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan of another sequence length goes on from the checkpoint. One that does not say it may have had the same."""
+    data = token_file(tmp_path / "data", [number % 51 for number in range(2000)])
+    run = ["--checkpoint", str(tmp_path / "kept"), "--data", str(data)]
+    train(build(Toy()), parse_options([*run, "--steps", "1"]))
+    file = tmp_path / "kept" / "step-00000001" / "training.json"
+    progress = json.loads(file.read_text())
+    assert progress["data"]["length"] == SEQUENCE
+    others = {name: value for name, value in progress["data"].items() if name != "length"}
+    file.write_text(json.dumps({**progress, "data": others | ({} if length is None else {"length": length})}))
+    train(build(Toy()), parse_options([*run, "--steps", "2"]))
+    assert capsys.readouterr().err == said
+
+
+def test_made_up_tokens_have_no_windows(alone: None, tmp_path: Path) -> None:
+    train(build(Toy()), parse_options(["--steps", "1", "--checkpoint", str(tmp_path)]))
+    progress = json.loads((tmp_path / "step-00000001" / "training.json").read_text())
+    assert progress["data"] == {"tokens": 0, "dtype": "", "sampled": ""}
 
 
 def test_data_that_is_forgotten_is_asked_for_where_steps_are_left(alone: None, tmp_path: Path) -> None:
