@@ -97,6 +97,8 @@ def render_made_for(program: Program) -> str:
     parts = [f'precision="{plan.precision}"', f"tensor={plan.mesh.tensor}"]
     if len(program.cuts) > 1:
         parts += [f"micro={plan.batch.micro}", f"cuts=({', '.join(str(cut.first) for cut in program.cuts)})"]
+    if program.ungathered:
+        parts.append(f"ungathered={program.ungathered}")
     return "\n".join(wrap(f"MADE_FOR = MadeFor({', '.join(parts)})", 0))
 
 

@@ -47,7 +47,7 @@ def lower(plan: Plan, graph: ModelGraph) -> Program:
         undecayed=tuple(parameter.fqn for parameter in graph.parameters if not parameter.decay),
         tied={p.fqn: graph.tied_blocks(p.fqn) for p in graph.parameters if len(graph.tied_blocks(p.fqn)) > 1},
         aliases={alias: p.fqn for p in graph.parameters for alias in p.aliases},
-        untrained=_untrained(plan, graph), sent=_sent(plan, graph, chain),
+        untrained=_untrained(plan, graph), ungathered=_ungathered(plan, graph), sent=_sent(plan, graph, chain),
     )
 
 
@@ -170,6 +170,10 @@ def _untrained(plan: Plan, graph: ModelGraph) -> Mapping[str, tuple[int, ...]]:
         for fqn in sorted(graph.gradients.untrained(stage.first, stage.last)):
             stages.setdefault(fqn, []).append(stage.index)
     return {fqn: tuple(indices) for fqn, indices in stages.items()}
+
+
+def _ungathered(plan: Plan, graph: ModelGraph) -> tuple[int, ...]:
+    return tuple(index for stage in plan.stages for index in sorted(graph.gradients.ungathered(stage.first, stage.last)))
 
 
 def _sent(plan: Plan, graph: ModelGraph, chain: Chain) -> Mapping[str, Variable]:

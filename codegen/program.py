@@ -184,8 +184,8 @@ class Program:
     """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
 
     ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
-    ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``sent``: whole type and
-    placement of each variable that crosses a cut.
+    ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``ungathered``: the blocks that
+    cannot have ZeRO 3; ``sent``: whole type and placement of each variable that crosses a cut.
     """
 
     plan: Plan
@@ -206,6 +206,7 @@ class Program:
     tied: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
     untrained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ungathered: tuple[int, ...] = ()
     sent: Mapping[str, Variable] = field(default_factory=dict)
 
     @property

@@ -18,12 +18,14 @@ AXES = {"pipeline", "data", "tensor"}
 @dataclass(frozen=True, kw_only=True)
 class MadeFor:
     """What the text of ``model.py`` depends on, besides its inputs. ``tensor``: degree of the axis; ``micro``: samples of what
-    passes between two stages (None: nothing does); ``cuts``: the first block of every stage."""
+    passes between two stages (None: nothing does); ``cuts``: the first block of every stage; ``ungathered``: blocks whose
+    parameters torch would not gather for their backward pass under ZeRO 3."""
 
     precision: str
     tensor: int
     micro: int | None = None
     cuts: Sequence[int] = (0,)
+    ungathered: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,11 @@ def _check_made_for(settings: Settings) -> None:
         if right is not None and value != right:
             wrong = f"{wrong} {value!r}, and model.py is made for {right!r}"
             raise ProgramError(f"{FILE}: {name}", wrong, "put it back, or change plan.yaml and emit again")
+    zero = [stage for *_, stages in settings.stages for stage in stages]
+    for block in made.ungathered:
+        if zero[block] == 3:
+            wrong = f"block {block} shares parameters with one after it whose values are only detached, and has ZeRO 3"
+            raise ProgramError(f"{FILE}: STAGES", wrong, "0, 1 or 2: torch gathers none of them for its backward pass")
 
 
 def _check_shared(settings: Settings) -> None:

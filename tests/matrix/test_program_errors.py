@@ -228,6 +228,12 @@ def test_a_program_changed_by_hand_is_refused_too(workers: Workers, decision: di
     refused(program.launch(workers, "--steps", "1"), "train.py: ", "parts the backward pass; use another schedule")
 
 
+def test_zero_3_written_into_a_program_of_a_model_that_cannot_have_it(workers: Workers, tmp_path: Path) -> None:
+    program = emitted(small_graph("distilled"), Row(data=2, accumulation=2, zero=1), tmp_path / "program")
+    program.edit("train.py", "[1] * 6", "[3] * 6")
+    refused(program.launch(workers, "--steps", "1"), "train.py: STAGES: block ", "only detached, and has ZeRO 3; 0, 1 or 2")
+
+
 def test_torch_is_all_that_a_program_needs(tmp_path: Path) -> None:
     """Every other package that the planner uses is blocked, this repository too."""
     program = emitted(small_graph("gpt"), Row(recompute="selective", accumulation=2), tmp_path / "program")

@@ -24,6 +24,7 @@ ONE = {"pipeline": 1, "data": 4, "tensor": 1}
 
 def test_good_settings_pass() -> None:
     check_settings(GOOD)
+    check_settings(replace(GOOD, made_for=replace(GOOD.made_for, ungathered=(0, 1, 2))))
     check_settings(replace(GOOD, schedule="gpipe", accumulation=1, micro=8))
     check_settings(replace(GOOD, schedule="interleaved-1f1b", virtual=2, stages=FOUR, made_for=OF_FOUR))
     for schedule in ("zbv", "interleaved-zero-bubble"):
@@ -55,6 +56,8 @@ def test_good_settings_pass() -> None:
     ({"mesh": {"pipeline": 2, "data": 1, "tensor": 2}, "zero_group": 1, "total": 8}, "MESH: tensor is 2, and model.py is made"),
     ({"stages": [(0, 2, [0, 1]), (2, 5, [3] * 3)]}, r"STAGES: begin at blocks \(0, 2\), and model.py is made for \(0, 3\)"),
     ({"made_for": MadeFor(precision="bf16", tensor=1, micro=4, cuts=(0, 3))}, "MICRO: is 2, and model.py is made for 4"),
+    ({"made_for": MadeFor(precision="bf16", tensor=1, cuts=(0, 3), ungathered=(1, 4))},
+     "STAGES: block 4 shares parameters with one after it whose values are only detached, and has ZeRO 3; 0, 1 or 2: torch"),
     ({"zero_group": 3}, "ZERO_GROUP: 3 does not divide data 2"),
     ({"virtual": 2}, r"STAGES: there are 2; pipeline x VIRTUAL = 4"),
     ({"stages": [(0, 3, [0, 1, 2]), (2, 5, [3] * 3)]}, r"STAGES: \(2, 5\) does not follow block 3"),
