@@ -211,13 +211,12 @@ def _refuse_counting(used: Sequence[Called], again: Callable[[], Sequence[Called
     """Raise ModelError where a step of a model that has run before is another each time it runs. ``used``: what its last pass
     called; ``again``: one more on the same number of samples. What the first pass of a size leaves behind (a mask, a rotary
     table) is the same from the pass after it on."""
-    for _ in range(2):
-        passed, used = used, again()
-        parting = difference(passed, used, Scale(FEW[0], FEW[0]))
-        if parting is None:
-            return
-    raise parting.caused_by("how often forward has run", "a program would have its first pass in every step: let forward "
-                            "change nothing of the model but tables that stay the same")
+    second, third = again(), again()
+    same = Scale(FEW[0], FEW[0])
+    parting = difference(second, third, same) if difference(used, second, same) else None
+    if parting is not None:
+        raise parting.caused_by("how often forward has run", "a program would have its first pass in every step: let forward "
+                                "change nothing of the model but tables that stay the same")
 
 
 def _refuse_foreign_draws(source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor]) -> None:

@@ -69,8 +69,8 @@ def _is_its_operand(node: fx.Node, arguments: tuple[tuple[str, Argument], ...]) 
     if kind in DROPOUTS | OTHER_DROPOUTS:
         return said["p"] == 0 or not said["train"]
     if kind == "flatten":
-        first, last = (end % given.dim() if given.dim() else -1 for end in (said["start_dim"], said["end_dim"]))
-        return given.dim() > 0 and first == last
+        first, last = said["start_dim"], said["end_dim"]
+        return bool(given.dim()) and isinstance(first, int) and isinstance(last, int) and (first - last) % given.dim() == 0
     if kind == "contiguous":
         return given.is_contiguous()
     return kind in ITSELF and given.shape == made.shape and not given.is_complex()
