@@ -20,6 +20,7 @@ from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
 from planner.trace.dtypes import name_of
 from planner.trace.generators import seeded
+from planner.trace.memory import refuse_shared_memory
 from planner.trace.recipes import Draw, Recorder, default_dtype, recipe, recording
 from planner.trace.source import ModelSource
 
@@ -65,6 +66,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     with seeded(), default_dtype(getattr(torch, dtype)), recording(recorder), said:
         module = source.build()
     refuse_hooks(module, source.where)
+    refuse_shared_memory(module, source.where)
     cast = _cast(module, source.where, getattr(torch, dtype))
     canonical = _canonical(module)
     aliases: dict[str, list[str]] = {}
