@@ -13,29 +13,13 @@ from pydantic import ValidationError
 from hardware_profiles.chip import Chip, EfficiencyCurve
 from hardware_profiles.cluster import Cluster, Level, Link
 from hardware_profiles.errors import ProfileFormatError
+from hardware_profiles.fields import FIELDS, check_quantity, in_si
 from hardware_profiles.files import text_of
 from hardware_profiles.levels import check_levels, check_order, host_part, inwards_out, links_of_part, profile_of_part, reached
 from hardware_profiles.problems import first_problem
 from hardware_profiles.schema import ChipDocument, CurveDocument, LinkDocument, ProfileDocument, Quantity
 from hardware_profiles.units import to_si
 from hardware_profiles.yaml_text import load_core, parse_mapping
-
-_DIMENSIONS = {
-    "memory": "bytes", "memory_bandwidth": "bytes/s", "peak": "FLOP/s", "maximum": "ratio", "half_work": "FLOP",
-    "half_dim": "elements", "tile": "elements", "attention_forward": "ratio", "attention_backward": "ratio",
-    "attention_portable": "ratio",
-    "memory_efficiency": "ratio", "memory_irregular": "ratio", "memory_half": "bytes",
-    "launch": "s", "reserve": "bytes", "bandwidth": "bytes/s",
-    "peer_bandwidth": "bytes/s", "latency": "s", "efficiency": "ratio", "half_message": "bytes", "start": "s", "send": "ratio",
-    "functions": "s/element",
-    "attention_half_head": "elements", "attention_tile": "elements", "hook": "s", "host": "s",
-}  # fmt: skip
-_SHARES = {"maximum", "attention_forward", "attention_backward", "attention_portable", "memory_efficiency", "memory_irregular",
-           "efficiency"}  # fmt: skip
-_POSITIVE = _SHARES | {"memory", "memory_bandwidth", "peak", "tile", "attention_tile", "bandwidth", "peer_bandwidth", "send"}
-
-_LARGEST = {"memory": 2**50, "reserve": 2**50}
-"""Bytes beyond these are slips of a pen: a device has none, and sums of them leave the integers that searches count with."""
 
 
 def profile_names() -> tuple[str, ...]:
@@ -105,7 +89,7 @@ def _changes_rate(change: object) -> bool:
 def _with_start(link: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A packaged link with the start of a call in the place of its ``half_message``."""
     half, bandwidth, efficiency = (
-        to_si(link[field]["value"], link[field]["unit"], _DIMENSIONS[field], f"links.{name}.{field}")
+        to_si(link[field]["value"], link[field]["unit"], FIELDS[field].dimension, f"links.{name}.{field}")
         for field in ("half_message", "bandwidth", "efficiency")
     )
     start = {**link["half_message"], "value": half / (bandwidth * efficiency) * 1e6, "unit": "us"}
@@ -120,7 +104,7 @@ def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
         field, wrong, right = first_problem(error)
         raise ProfileFormatError(f"{where}: {field}", wrong, f"{right} (see `shardwright hardware`)") from error
     for path, quantity in quantities(document):
-        _check(path, quantity, where)
+        check_quantity(path, quantity, where)
     for dtype in document.chip.gemm.keys() ^ document.chip.peak.keys():
         raise ProfileFormatError(f"{where}: chip", f"{dtype} is not in both peak and gemm", "give both or neither")
     if document.chip.training_dtype not in document.chip.peak:
@@ -131,7 +115,26 @@ def read_document(content: Mapping[str, Any], where: str) -> ProfileDocument:
         if (link.start is None) == (link.half_message is None):
             wrong = "is given beside half_message" if link.start is not None else "is missing"
             raise ProfileFormatError(f"{where}: links.{name}.start", wrong, "give either start or half_message")
+        _check_start(name, link, where)
     return document
+
+
+def _check_start(name: str, link: LinkDocument, where: str) -> None:
+    """Refuse a ``half_message`` that takes its link longer than any call may need to start."""
+    at = f"links.{name}"
+    if link.half_message is None:
+        return
+    half, bandwidth, efficiency = (
+        in_si(f"{at}.{field}", quantity)
+        for field, quantity in (
+            ("half_message", link.half_message), ("bandwidth", link.bandwidth), ("efficiency", link.efficiency)
+        )
+    )
+    start_s = half / (bandwidth * efficiency)
+    if start_s > FIELDS["start"].most:
+        wrong = f"{link.half_message.value:g} {link.half_message.unit} take the link {start_s:g} s"
+        right = f"give what it sends in {FIELDS['start'].most:g} s at most"
+        raise ProfileFormatError(f"{where}: {at}.half_message", wrong, right)
 
 
 def _floats(content: Any) -> Any:
@@ -143,26 +146,6 @@ def _floats(content: Any) -> Any:
 
 def _float(number: int) -> float:
     return float(number) if abs(number) < 2**1000 else math.inf
-
-
-def _check(path: str, quantity: Quantity, where: str) -> None:
-    field = _field(path)
-    value = to_si(quantity.value, quantity.unit, _DIMENSIONS[field], f"{where}: {path}")
-    if not math.isfinite(value) or value > _LARGEST.get(field, math.inf):
-        wrong = f"{quantity.value:g} {quantity.unit} is too large"
-        raise ProfileFormatError(f"{where}: {path}", wrong, "give the number of one device")
-    if field in _SHARES and value > 1:
-        raise ProfileFormatError(f"{where}: {path}", f"{value} is above 1", "a share is between 0 and 1")
-    if field in _POSITIVE and value <= 0:
-        raise ProfileFormatError(f"{where}: {path}", f"{value} is not positive", "give a number above 0")
-    if field in ("tile", "attention_tile") and value != int(value):
-        raise ProfileFormatError(f"{where}: {path}", f"{value} is no whole number", "a tile is a number of elements")
-
-
-def _field(path: str) -> str:
-    """``chip.peak.bfloat16`` is a ``peak``, ``chip.functions.gelu`` a function; any other path ends in its field."""
-    parts = path.split(".")
-    return parts[-2] if parts[-2] in ("peak", "functions") else parts[-1]
 
 
 def quantities(document: ProfileDocument) -> Iterator[tuple[str, Quantity]]:
@@ -184,7 +167,7 @@ def quantities(document: ProfileDocument) -> Iterator[tuple[str, Quantity]]:
 
 def build_cluster(document: ProfileDocument, nodes: int, devices_per_node: int) -> Cluster:
     """The cluster of ``nodes`` x ``devices_per_node`` chips. Raises ProfileFormatError where links do not reach them all."""
-    si = {path: to_si(q.value, q.unit, _DIMENSIONS[_field(path)], path) for path, q in quantities(document)}
+    si = {path: in_si(path, q) for path, q in quantities(document)}
     network: list[Level] = []
     for name, link in inwards_out(document.links):
         at = f"links.{name}"

@@ -13,6 +13,10 @@ Kind = Literal["datasheet", "measured", "fitted", "given"]
 Dtype = Literal["bfloat16", "float16", "float32", "float64", "float8", "float4"]
 
 
+MOST_DEVICES = 2**24
+"""Of a level, a node or a host: more are a slip of the pen, and what a cluster gives of each is looked for number by number."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -73,7 +77,7 @@ class LinkDocument(_Strict):
     as its start, at which it so reaches half of its rate."""
 
     technology: Annotated[str, Field(min_length=1)]
-    size: Annotated[int, Field(ge=1)] | None
+    size: Annotated[int, Field(ge=1, le=MOST_DEVICES)] | None
     bandwidth: Quantity
     peer_bandwidth: Quantity | None = None
     latency: Quantity
@@ -91,8 +95,8 @@ class ProfileDocument(_Strict):
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
-    devices_per_node: Annotated[int, Field(ge=1)]
-    host_devices: Annotated[int, Field(ge=1)] | None = None
+    devices_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+    host_devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)] | None = None
     nodes: Annotated[int, Field(ge=1)] | None = None
     chip: ChipDocument
     links: Annotated[dict[str, LinkDocument], Field(min_length=1)]
