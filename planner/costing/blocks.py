@@ -71,14 +71,14 @@ def _time_level(
     # The host can be what a block waits for: it launches collectives too, which then run while it prepares what follows.
     calls = sum(item.count for item in block.forward), sum(item.count for item in block.backward)
     host_forward_s, host_input_s, host_weight_s = pricing.host_seconds(block.operations, calls)
-    hook_s = pricing.hook_s if block.parameter_elements else 0.0
+    forward_hook_s, backward_hook_s = (pricing.hook_s if hooked else 0.0 for hooked in block.hooked)
     again = sum(item.count for item in level.backward) - calls[1]
     host_again_s, *_ = pricing.host_seconds((item for item in block.operations if item.node in level.repeated), (again, 0))
     # Collectives and hooks run with the input gradients.
-    host_input_s += hook_s - backward_comm_s
+    host_input_s += backward_hook_s - backward_comm_s
     context, expert = (_exchange_seconds(block, pricing, level.repeated, axis) for axis in AXES)
     return BlockSeconds(
-        forward_s=max(forward_s, host_forward_s + hook_s - forward_comm_s),
+        forward_s=max(forward_s, host_forward_s + forward_hook_s - forward_comm_s),
         backward_s=max(input_s + weight_s, host_input_s + host_weight_s),
         input_gradient_s=max(input_s, host_input_s),
         weight_gradient_s=max(weight_s, host_weight_s),

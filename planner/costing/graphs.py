@@ -224,6 +224,7 @@ def states_by_group(
     """For each ZeRO group, the state of every body under every ZeRO stage that is asked for, for each option. Without a
     pipeline a parameter that several blocks share is held once, by the first of them."""
     tied = _tied(graph) if mesh.pipeline == 1 else frozenset()
+    reached = graph.gradients.reached_bodies(mesh.pipeline)
     known: list[dict[tuple[str, tuple[Placement, ...]], dict[int, StateCost]]] = [{} for _ in zero_groups]
     for body in graph.bodies:
         bound = (names for block in graph.blocks if block.body == body.name for names in block.parameters) if tied else ()
@@ -233,17 +234,18 @@ def states_by_group(
         for placed in dict.fromkeys(option[body.name].parameters for option in options):
             mine = [pair for pair in zip(body.parameters, placed, strict=True) if pair[0].name in held]
             parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh)
-            trained = [(_trained(part, mesh.tensor), axes, apart) for part, axes, apart in parts]
+            local = [(_local(part, mesh.tensor), axes, apart) for part, axes, apart in parts]
             for zero_group, costs in zip(zero_groups, known, strict=True):
-                groups = [_group(zero_group, mesh, apart) for _, _, apart in trained]
+                groups = [_group(zero_group, mesh, apart) for _, _, apart in local]
                 counted = [
                     (_sharded(part, axes, group), axes, group)
-                    for (part, axes, _), group in zip(trained, groups, strict=True)
+                    for (part, axes, _), group in zip(local, groups, strict=True)
                 ]
                 costs[body.name, placed] = {
                     zero: reduce(add_states, (
                         _state_cost(
-                            shards[zero > 0], zero, cluster, axes, precision, group, accumulation, engine, resident=shares
+                            shards[zero > 0], zero, cluster, axes, precision, group, accumulation, engine, resident=shares,
+                            reached=body.name in reached,
                         )
                         for shards, axes, group in counted
                     ))
@@ -301,39 +303,43 @@ def _held(graph: ModelGraph, body: Body) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """Trained elements of one rank: ``elements`` of ``tensors`` parameters, the ``largest`` of so many, of which it keeps a
-    ``shard`` over ``group`` ranks, and ``partial`` of those sum their gradients over the tensor axis."""
+    """Elements of one rank, of which it keeps a ``shard`` over ``group`` ranks: of ``tensors`` trained parameters, and of
+    others (``frozen``). ``largest``: elements of the largest of all; ``partial``: of the trained shard, those that sum their
+    gradients over the tensor axis."""
 
     group: int
     elements: int
     tensors: int
-    largest: int
     shard: int
+    frozen: int
+    frozen_shard: int
+    largest: int
     partial: int
 
 
-_Trained = Sequence[tuple[tuple[int, ...], bool]]
-"""Of trained parameters: the sizes of one rank's part, and whether its gradient is summed over the tensor axis."""
+_Local = Sequence[tuple[tuple[int, ...], bool, bool]]
+"""Of parameters: sizes of one rank's part, whether it is trained, and whether its gradient is summed over the tensor axis."""
 
 
-def _trained(parameters: _Held, degree: int) -> _Trained:
+def _local(parameters: _Held, degree: int) -> _Local:
     """``degree``: of the tensor axis that the placements divide over."""
     return [
-        (local_type(value.type, placed, degree).sizes(1), placed.state == "shared")
-        for value, placed in parameters if value.differentiable
+        (local_type(value.type, placed, degree).sizes(1), value.differentiable, placed.state == "shared")
+        for value, placed in parameters
     ]
 
 
-def _sharded(trained: _Trained, mesh: Mesh, zero_group: int) -> tuple[_Shards, _Shards]:
+def _sharded(parameters: _Local, mesh: Mesh, zero_group: int) -> tuple[_Shards, _Shards]:
     """Without ZeRO, and with it. FSDP2 pads every parameter's first dim to whole shards; the sum over the tensor axis is of
     shards."""
-    counts = [prod(sizes) for sizes, _ in trained]
-
     def over(group: int) -> _Shards:
-        shards = [(shard_elements(sizes, group), shared) for sizes, shared in trained]
+        counts = [(prod(sizes), shard_elements(sizes, group), trained, shared) for sizes, trained, shared in parameters]
+        mine = [(whole, shard, shared) for whole, shard, trained, shared in counts if trained]
+        others = [(whole, shard) for whole, shard, trained, _ in counts if not trained]
         return _Shards(
-            group, sum(counts), len(counts), max(counts, default=0), sum(shard for shard, _ in shards),
-            sum(shard for shard, shared in shards if shared),
+            group, elements=sum(whole for whole, _, _ in mine), tensors=len(mine), shard=sum(shard for _, shard, _ in mine),
+            frozen=sum(whole for whole, _ in others), frozen_shard=sum(shard for _, shard in others),
+            largest=max((whole for whole, *_ in counts), default=0), partial=sum(shard for _, shard, shared in mine if shared),
         )
 
     return over(1), over(min(zero_group, mesh.data))
@@ -341,11 +347,12 @@ def _sharded(trained: _Trained, mesh: Mesh, zero_group: int) -> tuple[_Shards, _
 
 def _state_cost(
     held: _Shards, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, accumulation: int,
-    engine: Engine, *, resident: bool,
+    engine: Engine, *, resident: bool, reached: bool,
 ) -> StateCost:
     state = cost_state(
-        held.elements, zero, cluster, mesh, precision, zero_group, shard=held.shard, partial_elements=held.partial,
-        tensors=held.tensors, accumulation=accumulation, resident=resident, engine=engine,
+        held.elements, zero, cluster, mesh, precision, zero_group, shard=held.shard, frozen_elements=held.frozen,
+        frozen_shard=held.frozen_shard, partial_elements=held.partial, tensors=held.tensors, accumulation=accumulation,
+        resident=resident, reached=reached, engine=engine,
     )
     if engine.gathers == "parameters":
         return gathered_one_by_one(state, held.largest, zero, precision)

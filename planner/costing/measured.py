@@ -42,7 +42,8 @@ class LevelWork:
 class BlockWork:
     """One block for one micro-batch on rank 0 (which holds the most). ``forward``, ``backward``: collectives over the tensor
     axis without recomputation; ``exchanges``: over the context and the expert axis; ``master_bytes``: of the trained
-    parameters' masters; ``flops``: model FLOPs of all tensor and context ranks."""
+    parameters' masters; ``hooked``: whether ZeRO's hooks run in its forward and in its backward pass, whatever is trained;
+    ``flops``: model FLOPs of all tensor and context ranks."""
 
     operations: tuple[Operation, ...]
     forward: tuple[CollectiveCount, ...]
@@ -51,6 +52,7 @@ class BlockWork:
     levels: Mapping[Recompute, LevelWork]
     parameter_elements: int
     master_bytes: int
+    hooked: tuple[bool, bool]
     buffer_bytes: int
     flops: float
 
@@ -145,6 +147,7 @@ class PlacedBody:
             levels=self._levels(local, traffic, levels, engine),
             parameter_elements=sum(type_.elements() for type_ in trained),
             master_bytes=sum(type_.elements() * max(4, DTYPE_BYTES[type_.dtype]) for type_ in trained),
+            hooked=(bool(self.body.parameters), bool(self.body.parameters) and _has_backward(self.body)),
             buffer_bytes=sum(value.type.size_bytes(microbatch) for value in self.body.buffers),
             flops=self.whole.flops(microbatch, context),
         )
@@ -167,6 +170,10 @@ class PlacedBody:
             memory = LevelMemory(kept_storages(local, level), passes, level, engine)
             found[level] = LevelWork(repeated, traffic.backward(moved), memory)
         return found
+
+
+def _has_backward(body: Body) -> bool:
+    return not body.differentiable.isdisjoint(body.outputs)
 
 
 def _whole(node: Node) -> OpStrategy:

@@ -12,6 +12,10 @@ stage  once                                               each micro-batch
 3      nothing                                            all-gather (forward); all-gather, reduce-scatter (backward)
 =====  =================================================  =========================================
 
+Parameters that are not trained are gathered with those that are, and nothing is reduced of them; a block of which no output
+gets a gradient is gathered for its forward passes alone (planner/ledger/units.py; the one gather a step that the block after it
+may begin for it is left out).
+
 Gradients are reduced in the master's dtype (float32 under bf16 and fp16). A shard group smaller than the data degree
 (hybrid sharding) adds one all-reduce of the sharded gradients over its copies a step. Gradients that are partial sums
 over the tensor axis are summed there once a step, all in one call (runtime/tied.py): a block pays for its bytes.
@@ -22,6 +26,8 @@ each reduction copies them into one flat buffer. They are counted with the traff
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
@@ -35,55 +41,76 @@ STEP_COUNTER_BYTES = 4
 """torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Of some parameters of one rank: before ZeRO, and of its shard, padding included."""
+
+    whole: int
+    shard: int
+
+    @classmethod
+    def over(cls, group: int, whole: int, shard: int | None) -> Elements:
+        """``shard``: by default the even share of a group of ranks; of one rank it is all."""
+        return cls(whole, whole if group == 1 else -(-whole // group) if shard is None else shard)
+
+    def __add__(self, other: Elements) -> Elements:
+        return Elements(self.whole + other.whole, self.shard + other.shard)
+
+
 def cost_state(
     parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, *,
-    shard: int | None = None, partial_elements: int = 0, tensors: int = 0, accumulation: int = 2, resident: bool = False,
-    engine: Engine = DEFAULT_ENGINE,
+    shard: int | None = None, frozen_elements: int = 0, frozen_shard: int | None = None, partial_elements: int = 0,
+    tensors: int = 0, accumulation: int = 2, resident: bool = False, reached: bool = True, engine: Engine = DEFAULT_ENGINE,
 ) -> StateCost:
-    """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO).
+    """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO) and ``frozen_elements`` others.
 
-    ``shard``: elements of the rank's ZeRO shard, padding included (default: the even share); ``partial_elements``: those
-    of the shard whose gradient is summed over the tensor axis; ``tensors``: how many parameters they are;
-    ``accumulation``: micro-batches of a step; ``resident``: gathered from the first forward to the last backward even
-    under ZeRO 3 (blocks that share a parameter); ``engine``: in which dtype it reduces gradients, how quickly, and what
-    its update moves.
+    ``shard``, ``frozen_shard``: elements of the rank's ZeRO shard, padding included (default: the even share);
+    ``partial_elements``: those of the shard whose gradient is summed over the tensor axis; ``tensors``: how many parameters are
+    trained; ``accumulation``: micro-batches of a step; ``resident``: gathered from the first forward to the last backward even
+    under ZeRO 3 (blocks that share a parameter); ``reached``: whether a gradient comes to one of the block's outputs;
+    ``engine``: in which dtype it reduces gradients, how quickly, and what its update moves.
 
     With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
     """
     group = min(zero_group, mesh.data) if zero else 1
-    kept = parameter_elements if group == 1 else shard if shard is not None else -(-parameter_elements // group)
+    trained = Elements.over(group, parameter_elements, shard)
+    frozen = Elements.over(group, frozen_elements, frozen_shard)
+    held = trained + frozen
     accumulates = zero < 2 and accumulation > 1
-    held = state_bytes(parameter_elements, precision, zero, group, shard=kept, accumulates=accumulates)
-    working = WORKING_BYTES[precision] * max(parameter_elements, group * kept) if zero < 3 or resident else 0
-    copies = working if accumulation > 1 else max(0, working - held.gradients)
-    once, forward, backward = _traffic_seconds(parameter_elements, zero, cluster, mesh, precision, group, engine)
+    state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
+    working = WORKING_BYTES[precision] * max(held.whole, group * held.shard) if zero < 3 or resident else 0
+    copies = working if accumulation > 1 else max(0, working - state.gradients)
+    once, forward, backward = _traffic_seconds(held, trained, zero, cluster, mesh, precision, group, engine, reached=reached)
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
     # A group of one copies what it reduces; one of several ranks' divides it first.
     copied = engine.reduce_copies * (2 if mesh.data > 1 else 1) if group == 1 else 0.0
-    passes = _copy_seconds(parameter_elements, kept, zero, cluster, precision, engine, copied, accumulates=accumulates)
-    update = engine.optimizer_passes * MASTER_BYTES[precision] * kept
+    passes = _copy_seconds(
+        held, trained, zero, cluster, precision, engine, copied, accumulates=accumulates, reached=reached,
+    )
+    update = engine.optimizer_passes * MASTER_BYTES[precision] * trained.shard
     chip = cluster.chip
-    hook_s = chip.hook_s or 0.0 if parameter_elements and chip.is_host else 0.0
+    hook_s = chip.hook_s or 0.0 if held.whole and chip.is_host else 0.0
     return StateCost(
-        parameters_bytes=held.parameters + copies, gradients_bytes=held.gradients,
-        optimizer_bytes=held.optimizer + STEP_COUNTER_BYTES * tensors,
+        parameters_bytes=MASTER_BYTES[precision] * held.shard + copies, gradients_bytes=state.gradients,
+        optimizer_bytes=state.optimizer + STEP_COUNTER_BYTES * tensors,
         gather_bytes=_transient_bytes(
-            parameter_elements, kept, zero, group, precision, accumulation, resident=resident,
+            trained, frozen, zero, group, precision, accumulation, resident=resident,
             waits=resident and engine.keeps == "operations",
         ),
         lasting_bytes=(
-            transient_bytes(parameter_elements, precision, zero, group, shard=kept).reduce
+            transient_bytes(trained.whole, precision, zero, group, shard=trained.shard).reduce
             if zero >= 2 and accumulation > 1 else 0
         ),
         once_comm_s=once + passes[0], forward_comm_s=forward + passes[1] + hook_s,
-        backward_comm_s=backward + passes[2] + hook_s,
-        optimizer_s=memory_bound_s(cluster.chip, update) if kept else 0.0,
+        backward_comm_s=backward + passes[2] + (hook_s if reached else 0.0),
+        optimizer_s=memory_bound_s(cluster.chip, update) if trained.shard else 0.0,
     )
 
 
 def _transient_bytes(
-    elements: int, kept: int, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool, waits: bool
+    trained: Elements, frozen: Elements, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool,
+    waits: bool,
 ) -> int:
     """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest counts.
 
@@ -94,40 +121,47 @@ def _transient_bytes(
     ZeRO 3 keeps two working copies (the current block's and the one fetched next). Under ZeRO 2 and 3 the buffer of the
     stage's first block lives on through the next micro-batch's forward, beside all activations. A block that is alone in its
     stage has both copies too: the collective's output and what is copied out of it.
+
+    A forward pass has the output of the gather before beside these, and a cast shard: less than the gradients that come later,
+    but of frozen parameters none do.
     """
-    passing = transient_bytes(elements, precision, zero, group, shard=kept)
+    passing = transient_bytes(trained.whole, precision, zero, group, shard=trained.shard)
+    gathered = WORKING_BYTES[precision] * (trained.whole + frozen.whole)
+    idle = transient_bytes(frozen.whole, precision, zero, group, shard=frozen.shard).gather
+    flat = WORKING_BYTES[precision] * group * frozen.shard if group > 1 else 0
     if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
-        freed = WORKING_BYTES[precision] * elements if accumulation > 1 else 0
-        return passing.reduce - freed
+        return max(0, passing.reduce - gathered) if accumulation > 1 else passing.reduce
     if accumulation == 1 and zero < 3:
-        beyond = max(0, passing.reduce + MASTER_BYTES[precision] * kept - WORKING_BYTES[precision] * elements)
-        return beyond if waits else 2 * beyond
+        beyond = max(0, passing.reduce + MASTER_BYTES[precision] * trained.shard - gathered)
+        return max(beyond if waits else 2 * beyond, flat + idle)
     if zero == 1:
-        return 0
+        return flat + idle
     reduced = passing.reduce if accumulation > 1 else 0
     if zero == 2:
-        return reduced if waits else 2 * reduced
-    return (0 if resident else 2 * WORKING_BYTES[precision] * elements) + reduced
+        return max(reduced if waits else 2 * reduced, flat + idle)
+    return (0 if resident else 2 * gathered) + max(reduced, idle)
 
 
 def _traffic_seconds(
-    elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int, engine: Engine
+    held: Elements, trained: Elements, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int,
+    engine: Engine, *, reached: bool,
 ) -> tuple[float, float, float]:
     """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
-    alone = _alone_seconds(elements, zero, cluster, mesh, precision, group, engine)
+    alone = _alone_seconds(held, trained, zero, cluster, mesh, precision, group, engine, reached=reached)
     return alone[0] / engine.collective_speed, alone[1] / engine.collective_speed, alone[2] / engine.collective_speed
 
 
 def _alone_seconds(
-    elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int, engine: Engine
+    held: Elements, trained: Elements, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int,
+    engine: Engine, *, reached: bool,
 ) -> tuple[float, float, float]:
-    if mesh.data == 1 or not elements:
+    if mesh.data == 1:
         return 0.0, 0.0, 0.0
-    reduced = (engine.gradient or MASTER_BYTES[precision]) * elements
+    reduced = (engine.gradient or MASTER_BYTES[precision]) * trained.whole
     if zero == 0:
         return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.data_stride), reduced), 0.0, 0.0
     inside = span_of(cluster, group, mesh.data_stride)
-    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * -(-elements // group))
+    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * -(-held.whole // group))
     scatter = collective_s("reduce_scatter", inside, reduced)
     across = 0.0
     if group < mesh.data:
@@ -137,29 +171,30 @@ def _alone_seconds(
         return gather + scatter + across, 0.0, 0.0
     if zero == 2:
         return gather + across, 0.0, scatter
-    return across, gather, gather + scatter
+    return across, gather, (gather if reached else 0.0) + scatter
 
 
 def _copy_seconds(
-    elements: int, kept: int, zero: int, cluster: Cluster, precision: Precision, engine: Engine, copied: float, *,
-    accumulates: bool,
+    held: Elements, trained: Elements, zero: int, cluster: Cluster, precision: Precision, engine: Engine, copied: float, *,
+    accumulates: bool, reached: bool,
 ) -> tuple[float, float, float]:
     """Memory-bound passes, as :func:`_traffic_seconds`. ``copied``: times that reduced gradients are read or written too."""
-    if not elements:
+    if not held.whole:
         return 0.0, 0.0, 0.0
     working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
-    cast = memory_bound_s(cluster.chip, master * kept + (1 + engine.gather_copies) * working * elements)
-    added = memory_bound_s(cluster.chip, (working + 2 * master) * elements) if accumulates else 0.0
-    added *= engine.accumulation
-    reduced = memory_bound_s(
-        cluster.chip, ((master if accumulates else working) + master) * elements + copied * master * kept
-    )
+    cast = memory_bound_s(cluster.chip, master * held.shard + (1 + engine.gather_copies) * working * held.whole)
+    added = reduced = summed = 0.0
+    if trained.whole:
+        whole, shard = trained.whole, trained.shard
+        added = engine.accumulation * memory_bound_s(cluster.chip, (working + 2 * master) * whole) if accumulates else 0.0
+        read = master if accumulates else working
+        reduced = memory_bound_s(cluster.chip, (read + master) * whole + copied * master * shard)
+        summed = memory_bound_s(cluster.chip, 3 * master * shard)
     if zero < 2:
         return cast + reduced, 0.0, added
-    summed = memory_bound_s(cluster.chip, 3 * master * kept)
     if zero == 2:
         return cast, 0.0, reduced + summed
-    return 0.0, cast, cast + reduced + summed
+    return 0.0, cast, (cast if reached else 0.0) + reduced + summed
 
 
 def _partial_seconds(size_bytes: int, cluster: Cluster, degree: int) -> float:

@@ -38,6 +38,23 @@ class GradientReach:
             fqn for index, values in asked.items() for name, fqn in blocks[index].parameters if name in values
         })
 
+    def reached_bodies(self, pipeline: int) -> frozenset[str]:
+        """The bodies that have a block of whose outputs one gets a gradient, or a block that is sharded together with one. Of
+        several pipeline ranks: wherever the cuts are, for zeros come back to whatever is sent and carries a gradient."""
+        return self.reached_alone if pipeline == 1 else frozenset(
+            body.name for body in self.graph.bodies if not body.differentiable.isdisjoint(body.outputs)
+        )
+
+    @cached_property
+    def reached_alone(self) -> frozenset[str]:
+        """The same of all blocks as one stage."""
+        count = len(self.graph.blocks)
+        arriving = self._arriving(0, count, zeros=False)
+        return frozenset(
+            self.graph.blocks[index].body for unit in self.graph.sharded_together(0, count)
+            if any(arriving[other] for other in unit) for index in unit
+        )
+
     def ungathered(self, first: int, last: int) -> frozenset[int]:
         """Blocks of a stage whose parameters torch does not gather for their backward pass under ZeRO 3: they share some, and
         the last of them ends in values that get no gradient, at whose end FSDP2 waits for the backward pass to begin

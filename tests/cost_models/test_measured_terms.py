@@ -69,3 +69,14 @@ def test_hooks_count_once_a_pass_of_a_block(cluster: Cluster) -> None:
     assert hooked.forward_comm_s - plain.forward_comm_s == pytest.approx(1e-4)
     assert hooked.backward_comm_s - plain.backward_comm_s == pytest.approx(1e-4)
     assert hooked.once_comm_s == plain.once_comm_s
+
+
+@pytest.mark.parametrize(("reached", "backward_s"), [(True, 1e-4), (False, 0.0)])
+def test_hooks_run_around_frozen_blocks_too(cluster: Cluster, reached: bool, backward_s: float) -> None:
+    mesh = Mesh(1, 8, 1, 1, 1)
+    with_hooks = replace(cluster, chip=replace(cluster.chip, hook_s=1e-4))
+    plain, hooked = (
+        cost_state(0, 1, chosen, mesh, "bf16", 8, frozen_elements=1 << 20, reached=reached) for chosen in (cluster, with_hooks)
+    )
+    assert hooked.forward_comm_s - plain.forward_comm_s == pytest.approx(1e-4)
+    assert hooked.backward_comm_s - plain.backward_comm_s == pytest.approx(backward_s)

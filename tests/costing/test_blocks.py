@@ -68,6 +68,19 @@ def test_traffic_of_zero(zero: int) -> None:
     assert (cost.once_comm_s, cost.forward_comm_s, cost.backward_comm_s) == pytest.approx(expected[zero])
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("reached", [True, False])
+def test_frozen_parameters_are_gathered_and_cast(zero: int, reached: bool) -> None:
+    """As often as trained ones; where no gradient comes to the block, in forward passes alone. Nothing is reduced."""
+    gather = collective_s("all_gather", span_of(CLUSTER, 8, 1), ELEMENTS * 2 // 8)
+    taken = gather + memory_bound_s(CLUSTER.chip, 4 * ELEMENTS // 8 + (1 + 2) * 2 * ELEMENTS)
+    cost = cost_state(0, zero, CLUSTER, Mesh(data=8), "bf16", 8, frozen_elements=ELEMENTS, reached=reached)
+    expected = (taken, 0, 0) if zero < 3 else (0, taken, taken if reached else 0)
+    assert (cost.once_comm_s, cost.forward_comm_s, cost.backward_comm_s) == pytest.approx(expected)
+    assert (cost.gradients_bytes, cost.optimizer_bytes, cost.optimizer_s, cost.lasting_bytes) == (0, 0, 0, 0)
+    assert cost.parameters_bytes == 4 * ELEMENTS // 8 + (2 * ELEMENTS if zero < 3 else 0)
+
+
 def test_hybrid_sharding_reduces_shards_across() -> None:
     inside = cost_state(ELEMENTS, 3, CLUSTER, Mesh(data=4), "bf16", 4)
     hybrid = cost_state(ELEMENTS, 3, CLUSTER, Mesh(data=16), "bf16", 4)

@@ -53,6 +53,9 @@ CASES = [
     ("hollow", "bf16", Row(data=2, zero=3, accumulation=2)),
     ("frozen", "bf16", Row(pipeline=2, accumulation=2)),
     ("frozen", "fp64", Row(data=2, zero=3, recompute="mixed", accumulation=2)),
+    # Trained and frozen parameters in one block.
+    ("adapted", "bf16", Row(data=2, zero=3, accumulation=2)),
+    ("adapted", "bf16", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     ("corners", "fp64", Row(tensor=2, pipeline=2, data=2, zero=1, accumulation=2)),
     ("nameless", "bf16", Row(
         tensor=2, pipeline=2, data=2, accumulation=2, zero="mixed", recompute="mixed", sequence_parallel=True,

@@ -93,3 +93,12 @@ def test_parameters_that_are_read_without_a_gradient_too(model: str) -> None:
     for row in (Row(), Row(data=2, zero=1, accumulation=2), Row(data=2, zero=2, recompute="full", accumulation=2)):
         (ratio,) = ratios(graph, make_plan(graph, row, precision="fp32"))
         assert 1 <= ratio < 1.3, f"{row.label}: the bound is {ratio:.4f} of the replay"
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_frozen_parameters_are_held_too(zero: int) -> None:
+    """No gradient takes the place of what gathers them holds, in a stage that is frozen least of all."""
+    graph = graph_of("adapted", "bf16")
+    for row in (Row(data=4, zero=zero, accumulation=2), Row(pipeline=2, data=2, zero=zero, accumulation=4)):
+        least = min(ratios(graph, make_plan(graph, row, precision="bf16")))
+        assert 1 <= least < 1.3, f"{row.label}: the bound is {least:.4f} of the replay"

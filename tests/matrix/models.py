@@ -277,6 +277,15 @@ def averages(layers: int = 6, width: int = 16, vocab: int = 64) -> Stacked:
     return Stacked((Average(width) for _ in range(layers)), width, vocab)
 
 
+def adapted(layers: int = 6, width: int = 16, vocab: int = 64) -> Stacked:
+    """Frozen up to the third layer; from there on one bias of a layer is trained beside matrices that are not, and the head."""
+    model = averages(layers, width, vocab)
+    model.requires_grad_(False)
+    for name in ("head.weight", *(f"layers.{index}.down.bias" for index in range(2, layers))):
+        model.get_parameter(name).requires_grad_(True)
+    return model
+
+
 def decays(layers: int = 4, width: int = 16, vocab: int = 64) -> Stacked:
     return Stacked((Decay(width) for _ in range(layers)), width, vocab)
 

@@ -51,6 +51,9 @@ ROWS = [
     ("settled", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=2)),
     ("distilled", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
     ("distilled", "bf16", Row(tensor=2, pipeline=2, data=2, accumulation=2, schedule="zbv")),
+    # Frozen parameters are gathered with trained ones of their block, and ahead where only the block after is trained.
+    ("adapted", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=3)),
+    ("adapted", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b")),
 ]
 
 

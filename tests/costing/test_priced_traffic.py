@@ -1,0 +1,75 @@
+"""The seconds that ZeRO's traffic is priced at are those of the calls that the ledger lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.collectives import collective_s
+from cost_models.memory import WORKING_BYTES
+from cost_models.spans import span_of
+from hardware_profiles import DEFAULT_ENGINE, Cluster, resolve_cluster
+from planner.costing.graphs import state_costs
+from planner.ir.graph import ModelGraph
+from planner.ir.plan import Plan
+from planner.ledger.calls import call
+from planner.ledger.data import WEIGHT_BYTES, data_calls
+from planner.ledger.units import units_of
+from tests.costing.test_ledger_memory import graph_of
+from tests.matrix.build import Row, make_plan
+
+MODELS = ("averages", "adapted")
+ROWS = [
+    *(Row(data=data, zero=zero, accumulation=3) for data in (2, 8) for zero in range(4)),
+    *(Row(data=8, zero=zero, zero_group=2, accumulation=2) for zero in (1, 2, 3)),
+]
+
+
+def timeless() -> Cluster:
+    """Eight devices whose own work takes no time."""
+    cluster = resolve_cluster("dgx-h100:1")
+    return replace(cluster, chip=replace(cluster.chip, memory_bandwidth=float("inf"), launch_s=0.0, memory_half_bytes=0.0))
+
+
+def listed_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:
+    """Of the ledger's calls, but the loss' weight, and what a unit without gradients has gathered ahead: prices do not know
+    which block comes next."""
+    (stage,), data, group = plan.stages, plan.mesh.data, plan.zero_group
+    units = units_of(plan, graph, stage, 0)
+    calls = data_calls(plan, 0, {0: units})
+    calls.subtract(call("all_reduce", "data", data, WEIGHT_BYTES))
+    for unit in units:
+        if unit.zero == 3 and unit.fetched and not unit.reached:
+            calls.subtract(call("all_gather", "data", group, unit.padded(group) // group * WORKING_BYTES[plan.precision]))
+    total = 0.0
+    for made, count in calls.items():
+        inside = made.kind != "all_reduce" or made.group == data
+        span = span_of(cluster, made.group, 1 if inside else group)
+        total += count * collective_s(made.kind, span, made.size_bytes)  # type: ignore[arg-type]
+    return total
+
+
+def priced_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:
+    (stage,) = plan.stages
+    (states,) = state_costs(
+        graph, (plan.placements,), cluster, plan.mesh, plan.precision, plan.zero_group, plan.batch.accumulation,
+        engine=replace(DEFAULT_ENGINE, collective_speed=1.0),
+    )
+    total = 0.0
+    for block, decision in zip(graph.blocks, stage.decisions, strict=True):
+        state = states[block.body][decision.zero]
+        total += state.once_comm_s + plan.batch.accumulation * (state.forward_comm_s + state.backward_comm_s)
+    return total
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_call_is_priced_and_no_other(model: str, precision: str) -> None:
+    """Parameters that are not trained are gathered and not reduced, blocks that no gradient reaches for forward passes alone.
+    A call's seconds are its start and its bytes, so a sum that is right has the calls and bytes of the ledger."""
+    graph, cluster = graph_of(model, precision), timeless()
+    for row in ROWS:
+        plan = make_plan(graph, row, precision=precision)
+        listed, priced = listed_seconds(plan, graph, cluster), priced_seconds(plan, graph, cluster)
+        assert priced == pytest.approx(listed, rel=1e-12), row.label
