@@ -35,7 +35,7 @@ def _said(first: str, second: str, both: bool) -> tuple[str, str]:
 def _apart(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one storage surely have no number in common: behind one another, or parts of one tensor."""
     first, second = sorted((one, other), key=Tensor.storage_offset)
-    gap = second.storage_offset() - first.storage_offset()
+    gap = int(second.storage_offset() - first.storage_offset())
     if first.element_size() != second.element_size():
         return False
     if gap > sum((extent - 1) * step for extent, step in zip(first.shape, first.stride(), strict=True)):
