@@ -42,6 +42,10 @@ FIELDS = {
 the numbers (of bytes the integers, of seconds the floats) that searches compare."""
 
 
+FUNCTIONS = "chip.functions."
+"""Begins the path of a chip's function."""
+
+
 def in_si(path: str, quantity: Quantity, where: str = "") -> float:
     """``quantity``, which a profile has at the dotted ``path``, in its SI unit. An unknown unit raises, naming ``where``."""
     return to_si(quantity.value, quantity.unit, FIELDS[field_of(path)].dimension, where or path)

@@ -182,7 +182,8 @@ def hardware(
     json_: Json = False,
 ) -> None:
     """List the hardware profiles, or one profile's numbers with their sources."""
-    from hardware_profiles import ProfileFormatError, describe, profile_names
+    from hardware_profiles import PROFILE_SUFFIXES, ProfileFormatError, describe, profile_names
+    from hardware_profiles.fields import FUNCTIONS
     from planner.ir.errors import ProfileError
     from planner.show import print_page, profile_table
 
@@ -194,6 +195,10 @@ def hardware(
         rows = describe(name)
     except ProfileFormatError as error:
         raise ProfileError(error.where, error.wrong, error.right) from error
+    if name.endswith(PROFILE_SUFFIXES):
+        from planner.ops.functions import check_functions
+
+        check_functions((row.field.removeprefix(FUNCTIONS) for row in rows if row.field.startswith(FUNCTIONS)), name)
     if json_:
         fields = [{"field": r.field, "value": r.value, "unit": r.unit, "kind": r.kind, "source": r.source} for r in rows]
         print(json.dumps({"profile": name, "fields": fields}))

@@ -14,9 +14,14 @@ Resize = Callable[[Cluster, int, int], Cluster]
 """The cluster in another size: nodes, devices of a node."""
 
 
+def head_of(spec: str) -> str:
+    """The profile or file that ``--cluster`` names, without its counts."""
+    return spec.rpartition(":")[0] if re.search(r":[^/:]*$", spec) else spec
+
+
 def resize_of(spec: str) -> Resize:
     """How to resize the cluster that ``--cluster`` names: the same profile or file in another size, where it can be read so."""
-    head = spec.rpartition(":")[0] if re.search(r":[^/:]*$", spec) else spec
+    head = head_of(spec)
 
     def resize(cluster: Cluster, nodes: int, per_node: int) -> Cluster:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hardware_profiles import PROFILE_SUFFIXES, Cluster, ProfileFormatError, resolve_cluster
 from hardware_profiles.measure import usable_cores
-from planner.clusters import Resize, resize_of, resized, sizes_up_to
+from planner.clusters import Resize, head_of, resize_of, resized, sizes_up_to
 from planner.collection import only_new_collected
 from planner.constraints import Constraints
 from planner.fields import MOST
@@ -23,6 +23,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import DTYPES, Precision
 from planner.job import Job
 from planner.objectives import pursue, told
+from planner.ops.functions import check_functions
 from planner.origins import named_by
 from planner.remedies import explain, retold
 from planner.search import Request, SearchResult
@@ -114,6 +115,7 @@ def load_cluster(spec: str) -> Cluster:
         cluster = resolve_cluster(spec)
     except ProfileFormatError as error:
         raise ProfileError(error.where, error.wrong, error.right) from error
+    check_functions(cluster.chip.functions, head_of(spec))
     if cluster.devices > MOST_DEVICES:
         if spec.endswith(PROFILE_SUFFIXES):
             raise ProfileError(f"{spec}: nodes", f"makes more than {MOST_DEVICES:,} devices", "give fewer nodes")
