@@ -42,8 +42,9 @@ FIELDS = {
 the numbers (of bytes the integers, of seconds the floats) that searches compare."""
 
 
+PEAK = "chip.peak."
 FUNCTIONS = "chip.functions."
-"""Begins the path of a chip's function."""
+"""Begin the paths of a chip's rate of a dtype and of its function."""
 
 
 def in_si(path: str, quantity: Quantity, where: str = "") -> float:
@@ -68,6 +69,8 @@ def check_quantity(path: str, quantity: Quantity, where: str) -> None:
 
 
 def field_of(path: str) -> str:
-    """``chip.peak.bfloat16`` is a ``peak``, ``chip.functions.gelu`` a function; any other path ends in its field."""
-    parts = path.split(".")
-    return parts[-2] if parts[-2] in ("peak", "functions") else parts[-1]
+    """``chip.peak.bfloat16`` is a ``peak``, ``chip.functions.gelu`` a function; any other path ends in its field, also below
+    a link that is called ``peak``."""
+    if path.startswith((PEAK, FUNCTIONS)):
+        return path.split(".")[1]
+    return path.rpartition(".")[2]

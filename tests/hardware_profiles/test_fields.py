@@ -55,6 +55,20 @@ def test_every_number_of_the_schema_has_bounds() -> None:
     assert {field_of(path) for path in PATHS} == FIELDS.keys() - {"half_message"}
 
 
+@pytest.mark.parametrize("name", ["peak", "functions", "chip", "chip.peak", "latency"])
+def test_a_level_of_the_network_may_be_called_as_a_field_is(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    rack = "technology: NVLink, size: 16, bandwidth: {value: 50, unit: GB/s, kind: given, source: abc}, "
+    rack += "latency: {value: 1, unit: us, kind: given, source: abc}, "
+    rack += "efficiency: {value: 0.5, unit: ratio, kind: given, source: abc}, "
+    rack += "start: {value: 1, unit: us, kind: given, source: abc}"
+    path.write_text(f"base: dgx-a100-80gb\nnodes: 8\nlinks: {{{name}: {{{rack}}}}}\n")
+    cluster = resolve_cluster(str(path))
+    assert [(level.name, level.size) for level in cluster.levels] == [("node", 8), (name, 16), ("fabric", 64)]
+    assert cluster.levels[1].link.bandwidth_bytes_s == 50e9
+    assert cluster_from_yaml(cluster_to_yaml(cluster)) == cluster
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_number_within_its_bounds_is_taken_and_one_beyond_them_is_named(path: str) -> None:
     field = FIELDS[field_of(path)]
