@@ -12,7 +12,7 @@ import torch.distributed as dist
 class ProgramError(Exception):
     """Wrong input: ``where`` names the file, field or flag, ``wrong`` what it holds, ``right`` what would be right.
 
-    Rank 0 prints it as one line and every rank leaves with ``exit_code``.
+    Rank 0 prints it as one line, or the rank that alone finds it, and every rank leaves with ``exit_code``.
     """
 
     exit_code = 2

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import os
+import platform
 import sys
 import time
 import traceback
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 LEAVES_AFTER_S = 30.0
 """How long a rank that was refused waits for rank 0 to say why: torchrun ends all ranks as soon as one has left."""
-
+SAYS_AFTER_S = 2.0
+"""How long each rank of a node waits more than the one before it, for torchrun to end it."""
 
 MOST_STEPS = 10**9
 """Beyond it a number is a slip of the keyboard, and with hundreds of digits no float: rates are computed with it."""
@@ -306,11 +308,11 @@ def _lay(device: torch.device, degrees: Mapping[str, int], order: Sequence[str],
 
 
 def main_guard(main: Callable[[], None]) -> None:
-    """Run ``main``; wrong input becomes one line from rank 0 and exit code 2 on every rank, without a traceback.
+    """Run ``main``; wrong input becomes one line and exit code 2 on every rank, without a traceback.
 
-    Such an error must be found by all ranks alike, or by one before the others wait for it. Under torchrun the process
-    ends here; without (in a notebook) a run that succeeds returns. Whatever else one rank raises ends it at once, and torchrun
-    ends the others: to leave the process group in order could take them, which wait for this one.
+    Rank 0 says it, or the rank that alone has found it (:func:`say`). Under torchrun the process ends here; without (in a
+    notebook) a run that succeeds returns. Whatever else one rank raises ends it at once, and torchrun ends the others: to
+    leave the process group in order could take them, which wait for this one.
     """
     try:
         main()
@@ -330,12 +332,15 @@ def main_guard(main: Callable[[], None]) -> None:
 
 
 def say(error: ProgramError) -> None:
-    """Print the error's line on rank 0; the others wait for it."""
-    if _is_first():
-        with contextlib.suppress(OSError):  # A full disk: the exit code says that it went wrong.
-            print(f"error: {error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(LEAVES_AFTER_S)
+    """Print the error's line on rank 0. Another rank waits for it, and is ended by torchrun when it has left. One that is still
+    there says its own, and where: it may be the only one to have found anything wrong, while rank 0 waits for it."""
+    line = f"error: {error}"
+    if not _is_first():
+        local = os.environ.get("LOCAL_RANK", "0")  # That it may be no number is what some errors say.
+        time.sleep(LEAVES_AFTER_S + SAYS_AFTER_S * (int(local) if local.isdecimal() else 0))
+        line = f"error: rank {os.environ['RANK']} on {platform.node()}: {error}"
+    with contextlib.suppress(OSError):  # A full disk: the exit code says that it went wrong.
+        print(line, file=sys.stderr, flush=True)
 
 
 def _is_first() -> bool:

@@ -1,8 +1,9 @@
-"""What a user does wrong ends an emitted program in one line from rank 0 and exit code 2 on every rank."""
+"""What a user does wrong ends an emitted program in one line and exit code 2 on every rank."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -60,11 +61,13 @@ def tabled(tmp_path_factory: pytest.TempPathFactory) -> Emitted:
 
 
 def refused(outcomes: list[Outcome], *said: str) -> None:
-    """Exit code 2 everywhere; rank 0 says it in one line, the others nothing."""
+    """Exit code 2 everywhere; rank 0 says it in one line, the others the same where torchrun does not end them meanwhile."""
     assert [outcome.code for outcome in outcomes] == [2] * len(outcomes), outcomes[0].error
     (line,) = [line for line in outcomes[0].error.splitlines() if "Warning" not in line and not line.startswith("  ")]
     assert line.startswith("error: ") and all(part in line for part in said), line
-    assert not any("error: " in outcome.error for outcome in outcomes[1:])
+    for rank, outcome in enumerate(outcomes[1:], start=1):
+        said_again = [text for text in outcome.error.splitlines() if "error: " in text]
+        assert said_again == [line.replace("error: ", f"error: rank {rank} on {platform.node()}: ", 1)]
     assert not any("Traceback" in outcome.error for outcome in outcomes)
 
 

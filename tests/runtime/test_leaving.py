@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -66,11 +67,13 @@ def test_without_torchrun_a_run_returns() -> None:
     assert done.stdout == "buffered\nreturned\nregistered\ntaken down\n"
 
 
-@pytest.mark.parametrize(("rank", "said"), [
-    ("0", "error: file: is wrong; another\n"), ("1", ""), ("no number", "error: file: is wrong; another\n"),
+@pytest.mark.parametrize(("rank", "local", "waits", "by"), [
+    ("0", "0", [], ""), ("no number", "0", [], ""), ("8", "0", [launch.LEAVES_AFTER_S], "rank 8 on {}: "),
+    ("11", "3", [launch.LEAVES_AFTER_S + 3 * launch.SAYS_AFTER_S], "rank 11 on {}: "),
+    ("1", "no number", [launch.LEAVES_AFTER_S], "rank 1 on {}: "),
 ])
-def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
-    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_wrong_input_leaves_with_2_and_one_line_from_the_first_that_torchrun_lets(
+    rank: str, local: str, waits: list[float], by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused() -> None:
         raise ProgramError("file", "is wrong", "another")
@@ -78,12 +81,13 @@ def test_wrong_input_leaves_with_2_and_one_line_from_rank_0(
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
     with pytest.raises(SystemExit) as left:
         launch.main_guard(refused)
-    assert left.value.code == 2 and capsys.readouterr().err == said
-    assert bool(waited) is (rank == "1")
+    assert left.value.code == 2 and capsys.readouterr().err == f"error: {by.format(platform.node())}file: is wrong; another\n"
+    assert waited == waits
 
 
 @pytest.mark.parametrize(

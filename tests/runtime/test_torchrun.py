@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from platform import node
 
 import pytest
 
@@ -83,6 +84,30 @@ def test_rank_0_says_why_though_another_is_refused_first(tmp_path: Path) -> None
     program.write_text(LATE)
     refused = start({}, 2, program=program)
     assert refused.stderr.count("error: file: is wrong") == 1
+
+
+ALONE = """
+import os, time
+from runtime import launch
+from runtime.errors import ProgramError
+
+launch.LEAVES_AFTER_S = 1
+
+def main():
+    if os.environ["RANK"] == "0":
+        time.sleep(200)
+    raise ProgramError("file", "is wrong")
+
+launch.main_guard(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_refused_alone_says_why(tmp_path: Path) -> None:
+    program = tmp_path / "alone.py"
+    program.write_text(ALONE)
+    refused = start({}, 2, program=program)
+    assert [line for line in refused.stderr.splitlines() if "error: " in line] == [f"error: rank 1 on {node()}: file: is wrong"]
 
 
 @pytest.mark.slow
