@@ -8,7 +8,7 @@ from dataclasses import replace
 from codegen.bodies import attributes_of, lower_body, random_sites
 from codegen.naming import unique
 from codegen.program import Argument, BlockClass, Declaration, Function, Link, Program, Variable
-from codegen.stages import Chain, lower_chain, lower_context
+from codegen.stages import Chain, lower_chain, lower_context, written
 from planner.ir.body import Body
 from planner.ir.costed import Recompute
 from planner.ir.errors import InternalError
@@ -182,10 +182,9 @@ def _sent(plan: Plan, graph: ModelGraph, chain: Chain) -> Mapping[str, Variable]
     for stage in plan.stages[1:]:
         for name in graph.crossing(stage.first):
             block = graph.blocks[graph.producer_of[name]]
-            body, at = graph.body_of[block.body], block.writes.index(name)
-            placement = plan.placements[body.name].outputs[at]
-            value = body.outputs[at]
+            body = graph.body_of[block.body]
+            value = body.outputs[block.writes.index(name)]
             found[chain.variable[name]] = Variable(
-                chain.variable[name], body.types[value], placement, value in body.differentiable
+                chain.variable[name], body.types[value], written(plan, graph, name), value in body.differentiable
             )
     return found

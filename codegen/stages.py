@@ -11,8 +11,8 @@ from codegen.members import OF_UNITS
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
 from planner.ir.body import Body, BodyValue
-from planner.ir.graph import Block, ModelGraph
-from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy
+from planner.ir.graph import ModelGraph
+from planner.ir.placement import REPLICATE, BodyPlacement, NodePlacement, OpStrategy, Placement
 from planner.ir.plan import Plan
 from planner.ir.types import Argument, BatchMultiple
 
@@ -35,8 +35,8 @@ def lower_chain(plan: Plan, graph: ModelGraph, random: Mapping[str, bool], used:
     taken = set(used)
     variable = {name: unique(name, taken) for name in _given(graph)}
     last_reader = {name: at for at, block in enumerate(graph.blocks) for name in block.reads}
-    for at, block in enumerate(graph.blocks):
-        _name_writes(graph, at, block, variable, last_reader, taken)
+    for at in range(len(graph.blocks)):
+        _name_writes(plan, graph, at, variable, last_reader, taken)
     decisions = {s.first + at: d for s in plan.stages for at, d in enumerate(s.decisions)}
     runs: list[Run] = []
     attributes = set(_ATTRIBUTES)
@@ -65,19 +65,28 @@ def _crossing(graph: ModelGraph, index: int, variable: Mapping[str, str]) -> tup
 
 
 def _name_writes(
-    graph: ModelGraph, at: int, block: Block, variable: dict[str, str], last_reader: Mapping[str, int], taken: set[str]
+    plan: Plan, graph: ModelGraph, at: int, variable: dict[str, str], last_reader: Mapping[str, int], taken: set[str]
 ) -> None:
-    """A written value takes over the variable of one that the block is the last to read and that has its type, and a gradient
-    where it has one."""
-    types = {name: (type_, _has_gradient(graph, name)) for name, type_ in graph.activation_types.items()}
-    free = [name for name in block.reads if name in types and last_reader[name] == at]
+    """A written value takes over the variable of one that the block is the last to read and that has its type and placement,
+    and a gradient where it has one: what is sent at a cut is told by its variable."""
+    block = graph.blocks[at]
+    kinds = {
+        name: (type_, written(plan, graph, name), _has_gradient(graph, name)) for name, type_ in graph.activation_types.items()
+    }
+    free = [name for name in block.reads if name in kinds and last_reader[name] == at]
     for name, value in zip(block.writes, graph.body_of[block.body].outputs, strict=True):
-        heir = next((old for old in free if types[old] == types[name]), None)
+        heir = next((old for old in free if kinds[old] == kinds[name]), None)
         if heir is not None:
             free.remove(heir)
             variable[name] = variable[heir]
         else:
             variable[name] = unique(_reader_name(graph, at, name) or re.sub(r"_\d+$", "", value), taken)
+
+
+def written(plan: Plan, graph: ModelGraph, name: str) -> Placement:
+    """How a value lies that a block writes."""
+    block = graph.blocks[graph.producer_of[name]]
+    return plan.placements[block.body].outputs[block.writes.index(name)]
 
 
 def _has_gradient(graph: ModelGraph, name: str) -> bool:

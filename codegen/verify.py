@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from codegen.program import BlockClass, Compute, Convert, Function, LocalArgument, Program, Repeat
 from planner.ir.errors import InternalError
-from planner.ir.placement import conversion, local_type
+from planner.ir.placement import Placement, conversion, local_type
 from planner.ir.types import Ref
 
 
@@ -117,3 +117,18 @@ def _verify_chain(program: Program) -> None:
     _require(bool(cuts) and cuts[-1].last == len(program.chain), "stages", "do not cover the chain")
     for left, right in pairwise(cuts):
         _require(left.sends == right.receives, f"cut before block {right.first}", "is sent other values than received")
+    _verify_sent(program)
+
+
+def _verify_sent(program: Program) -> None:
+    """A variable lies at every cut as it is said to: its sizes are told once, whichever stages send it."""
+    forwards = {cls.name: cls.forward for cls in program.classes}
+    sends = {cut.last: cut.sends for cut in program.cuts[:-1]}
+    lies: dict[str, Placement] = {}
+    for run in program.runs:
+        for at in range(run.first, run.last):
+            forward = forwards[program.chain[at].cls]
+            lies |= {name: forward.variables[out].placement for name, out in zip(run.writes, forward.outputs, strict=True)}
+            for name in sends.get(at + 1, ()):
+                said = program.sent[name].placement
+                _require(lies[name] == said, f"cut before block {at + 1}", f"sends {name!r} as {lies[name]}, said to be {said}")
