@@ -11,7 +11,8 @@ from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
 from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
-from planner.trace.flat import DROPOUTS, OTHER_DROPOUTS, FlatGraph, place
+from planner.trace.flat import FlatGraph, place
+from planner.trace.regions import DROPOUTS, OTHER_DROPOUTS
 from planner.trace.turns import TURNS, turned
 
 ALIASES = frozenset({"alias", "lift_fresh", "lift_fresh_copy", "positive", "conj", "resolve_conj", "resolve_neg"})

@@ -43,6 +43,7 @@ from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.loops import RefuseSampleLoops
 from planner.trace.patches import PATCHES
+from planner.trace.regions import detach_regions
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 from planner.trace.source import ModelSource
 
@@ -174,6 +175,7 @@ def _program(
             if _changes(program):
                 refuse_changed_constants(program, source.where)
                 changes = traces_of_changes(program)
+                detach_regions(program)
                 program.graph_module.recompile()
                 program = program.run_decompositions(PATCHES)
             return program, repeats, changes

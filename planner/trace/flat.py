@@ -28,6 +28,7 @@ from planner.trace.dtypes import name_of
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 from planner.trace.loops import refuse_unknown_shapes
+from planner.trace.regions import returns_operand
 from planner.trace.strides import misread
 
 RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
@@ -35,15 +36,6 @@ CONSTANT = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
 })
 """Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
-
-DROPOUTS = frozenset({"dropout", "dropout_"})
-OTHER_DROPOUTS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
-"""Of whole channels, or to another value than zero. Each of both kinds is its operand where it drops nothing."""
-ITSELF = frozenset({
-    "atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "positive", "real", "resolve_conj", "resolve_neg",
-    "to_dense",
-})
-"""Operations that hand back a tensor of real numbers itself, where its shape is to stay the same."""
 
 FEW = 16
 """Numbers of a tensor that are looked at one by one."""
@@ -54,26 +46,6 @@ AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 def carrying(node: Node) -> tuple[str, ...]:
     """The operands whose values the result is made of."""
     return node.operands[:1] if node.base in AS_ANOTHER else () if node.base in CONSTANT else node.operands
-
-
-def _is_its_operand(node: fx.Node, arguments: tuple[tuple[str, Argument], ...]) -> bool:
-    """Whether the operation hands back its operand itself, gradient and all even under ``no_grad``. Whoever reads the operand
-    after it reads this node: the tracer knows tensors by identity."""
-    operand = node.args[0] if node.args else None
-    given, made = (item.meta.get("val") if isinstance(item, fx.Node) else None for item in (operand, node))
-    if not isinstance(given, Tensor) or not isinstance(made, Tensor):
-        return False
-    kind, said = str(node.target).split(".")[1], dict(arguments)
-    if kind in ("to", "type_as"):
-        return given.dtype == made.dtype and not said.get("copy")
-    if kind in DROPOUTS | OTHER_DROPOUTS:
-        return said["p"] == 0 or not said["train"]
-    if kind == "flatten":
-        first, last = said["start_dim"], said["end_dim"]
-        return bool(given.dim()) and isinstance(first, int) and isinstance(last, int) and (first - last) % given.dim() == 0
-    if kind == "contiguous":
-        return given.is_contiguous()
-    return kind in ITSELF and given.shape == made.shape and not given.is_complex()
 
 
 @dataclass(frozen=True)
@@ -293,7 +265,7 @@ class _Reader:
         made = Node(name, op, arguments, types, self._module(whole), source_of(whole.meta.get("stack_trace")))
         if types:
             carries = not self.gradients.isdisjoint(carrying(made))
-            differentiable = carries and types[0].floating and not (no_gradient and not _is_its_operand(node, arguments))
+            differentiable = carries and types[0].floating and not (no_gradient and not returns_operand(node))
             differentiable = differentiable and op != "detach"
             made = replace(made, differentiable=differentiable)
             self.gradients |= {name} if differentiable else set()

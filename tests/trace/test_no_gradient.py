@@ -1,0 +1,56 @@
+"""What a model computes without a gradient, beside operations that change tensors in place, of which a trace has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from planner.trace import load_model
+from tests.trace.test_trace import both
+
+
+def model(lines: str) -> str:
+    body = lines.replace("\n", f"\n{' ' * 8}")
+    return f"""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(48, 16)
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+    def forward(self, input_ids):
+        x = self.a(self.e(input_ids))
+        {body}
+        return self.b(x) @ self.e.weight.T
+
+def make():
+    return M()
+"""
+
+
+@pytest.mark.parametrize("lines", [
+    "with torch.no_grad():\n    gate = torch.sigmoid(self.b(x))\nx = torch.tanh(self.b(x)) * gate",
+    "with torch.set_grad_enabled(False):\n    gate = self.b(x)\nx = x * gate",
+    "with torch.no_grad():\n    y, z = x.to(x.dtype), x.contiguous()\n    gate = y.type_as(z) * 2\nx = self.b(y + z) * gate",
+    ("with torch.no_grad():\n    y, z = x.chunk(2, -1)\n    w = x.transpose(0, 1)\n"
+     "x = self.b(x) * torch.cat([z, y], -1) + w.transpose(0, 1)"),
+    ("with torch.no_grad():\n    y = self.b(x)\n    with torch.enable_grad():\n        z = self.a(x * y)\n    w = self.b(z)\n"
+     "x = x + z * w"),
+])
+@pytest.mark.parametrize("before", ["x = x + 1", "x += 1"])
+def test_no_grad_beside_a_change_in_place(before: str, lines: str, model_file: Callable[[str], str]) -> None:
+    _, error = both(load_model(model_file(model(f"{before}\n{lines}")), {}, None))
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("lines", [
+    "with torch.no_grad():\n    gate = self.b(x)\n    gate.sigmoid_()\n    gate[:, 0] = 1\nx = x * gate",
+    "y = torch.zeros_like(x)\nwith torch.no_grad():\n    y[:, 0] = self.b(x)[:, 0]\nx = x * y",
+    "y = torch.zeros_like(x)\nwith torch.no_grad():\n    y[:, 0] = self.a(x)[:, 0]\ny[:, 1] = self.b(x)[:, 1]\nx = x * y",
+    ("def gated(row):\n    with torch.no_grad():\n        gate = torch.sigmoid(self.a(row))\n    return self.b(row) * gate\n"
+     "x = torch.vmap(gated)(x)"),
+    "with torch.no_grad():\n    gate = torch.vmap(lambda row: torch.sigmoid(self.b(row)))(x)\nx = x * gate",
+])
+def test_changes_and_maps_within_no_grad(lines: str, model_file: Callable[[str], str]) -> None:
+    _, error = both(load_model(model_file(model(lines)), {}, None))
+    assert error < 1e-12
