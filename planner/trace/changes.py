@@ -72,7 +72,7 @@ def refuse_changed_constants(program: ExportedProgram, where: str) -> None:
                 shared.add(node)
             elif isinstance(node.target, torch._ops.OpOverload) and node.args and node.args[0] in shared:
                 if node.target._schema.is_mutable:
-                    raise ModelError(_line(node) or where, "forward changes the data of a tensor in place", UNCHANGED)
+                    raise ModelError(line_of(node) or where, "forward changes the data of a tensor in place", UNCHANGED)
                 if node.target._schema.arguments[0].alias_info is not None:
                     shared.add(node)
 
@@ -93,7 +93,7 @@ def refuse_mutation(program: ExportedProgram, where: str, traces: Mapping[str, s
             what, right = f"{what} (spectral_norm)", POWERED
         elif spec.kind.name == "PARAMETER_MUTATION":
             right = UNCHANGED
-        raise ModelError(_line(node) or _place(trace) or where, f"forward changes {what} in place", right)
+        raise ModelError(line_of(node) or _place(trace) or where, f"forward changes {what} in place", right)
 
 
 def _module(node: fx.Node) -> str:
@@ -114,7 +114,7 @@ def _place(trace: str | None) -> str | None:
     return f"{source.file}:{source.line}" if source else None
 
 
-def _line(node: fx.Node) -> str | None:
+def line_of(node: fx.Node) -> str | None:
     """``file:line`` of the user's code that made a value, or one that it was made of."""
     pending = [node]
     while pending:

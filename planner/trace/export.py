@@ -46,6 +46,7 @@ from planner.trace.patches import PATCHES
 from planner.trace.regions import detach_regions
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 from planner.trace.source import ModelSource
+from planner.trace.writes import refuse_lost_gradients
 
 BATCH = 1_000_003
 """Samples of the traced batch: a prime beyond any size of a model."""
@@ -175,6 +176,7 @@ def _program(
             if _changes(program):
                 refuse_changed_constants(program, source.where)
                 changes = traces_of_changes(program)
+                refuse_lost_gradients(program, source.where)
                 detach_regions(program)
                 program.graph_module.recompile()
                 program = program.run_decompositions(PATCHES)

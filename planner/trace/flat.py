@@ -24,7 +24,7 @@ from planner.trace.batches import ADVICE, SAMPLES
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
-from planner.trace.dtypes import name_of
+from planner.trace.dtypes import AS_ANOTHER, CONSTANT, name_of
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 from planner.trace.loops import refuse_unknown_shapes
@@ -32,15 +32,8 @@ from planner.trace.regions import returns_operand
 from planner.trace.strides import misread
 
 RUNTIME_ARGUMENTS = frozenset({"device", "layout", "memory_format", "pin_memory", "generator"})
-CONSTANT = frozenset({
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
-})
-"""Operations that take a shape and a dtype from a tensor, and none of its values: no gradient goes through them."""
-
 FEW = 16
 """Numbers of a tensor that are looked at one by one."""
-AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
-"""Operations that take a shape or a dtype from their second operand, and no values."""
 
 
 def carrying(node: Node) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from planner.ir.body import Node
 from planner.ir.types import Ref
 from planner.trace.constants import Constants
-from planner.trace.flat import CONSTANT, FlatGraph
+from planner.trace.dtypes import CONSTANT
+from planner.trace.flat import FlatGraph
 from planner.trace.interpret import execute
 from planner.trace.order import PLAIN, Order, batch_dims, factor, orders
 

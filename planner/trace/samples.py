@@ -5,7 +5,8 @@ from __future__ import annotations
 from planner.ir.errors import ModelError
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.canonical import prune
-from planner.trace.flat import CONSTANT, FlatGraph, place
+from planner.trace.dtypes import CONSTANT
+from planner.trace.flat import FlatGraph, place
 from planner.trace.meetings import refuse_meetings
 
 NUMBERS = frozenset({"other", "value", "exponent", "alpha"})

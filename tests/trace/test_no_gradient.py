@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from planner.trace import load_model
+from planner.ir.errors import ModelError
+from planner.trace import load_model, trace_model
 from tests.trace.test_trace import both
 
 
@@ -52,5 +55,38 @@ def test_no_grad_beside_a_change_in_place(before: str, lines: str, model_file: C
     "with torch.no_grad():\n    gate = torch.vmap(lambda row: torch.sigmoid(self.b(row)))(x)\nx = x * gate",
 ])
 def test_changes_and_maps_within_no_grad(lines: str, model_file: Callable[[str], str]) -> None:
+    _, error = both(load_model(model_file(model(lines)), {}, None))
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("lines", [
+    "with torch.no_grad():\n    x.clamp_(-0.5, 0.5)",
+    "with torch.no_grad():\n    x[:, 0] = 0",
+    "with torch.no_grad():\n    x.view(-1).mul_(2)",
+    "with torch.no_grad():\n    torch.mul(x, 2, out=x)",
+    "x.detach().mul_(2)",
+    "y = x.flatten().detach()\ny.mul_(2)",
+    "y = x.detach()\ny[:, 0] = self.b(x)[:, 0]\nx = y",
+    "x = torch.vmap(lambda row: self.b(row.detach().mul_(0.5) + row))(x)",
+])
+def test_a_change_that_the_gradient_does_not_see(lines: str, model_file: Callable[[str], str]) -> None:
+    spec = model_file(model(lines))
+    written = Path(spec.rpartition(":")[0]).read_text().splitlines()
+    line = next(at for at, text in enumerate(written, 1) if re.search(r"[a-z]_\(|out=|\[:, 0\] =", text))
+    said = r"is changed in place under torch.no_grad\(\) or .*; h \+ \(f\(h\) - h\).detach"
+    with pytest.raises(ModelError, match=said) as raised:
+        trace_model(load_model(spec, {}, None), sequence=8, dtype="float64")
+    assert raised.value.where.endswith(f"user_model.py:{line}")
+
+
+@pytest.mark.parametrize("lines", [
+    "y = self.b(x).detach()\ny[:, 0] = 0\ny.mul_(2)\nx = x * y",
+    "y = self.b(x)\nwith torch.no_grad():\n    y.mul_(2)\n    z = y.sigmoid()\nx = x * z * y.detach()",
+    "with torch.no_grad():\n    y = self.b(x)\ny.mul_(2)\nx = x * y",
+    "y = torch.ones_like(x)\nwith torch.no_grad():\n    y[:, 1] = 2\ny.detach().mul_(3)\nx = x * y",
+    "y = (x > 0).to(x.dtype)\nwith torch.no_grad():\n    y[:, 0] = 1\nx = x * y",
+    "x = x + (x.clamp(-0.1, 0.1) - x).detach()\nx += 1",
+])
+def test_a_change_of_what_is_read_without_a_gradient(lines: str, model_file: Callable[[str], str]) -> None:
     _, error = both(load_model(model_file(model(lines)), {}, None))
     assert error < 1e-12
