@@ -17,6 +17,7 @@ ITSELF = frozenset({
 })
 """Operations that hand back a tensor of real numbers itself, where its shape is to stay the same."""
 
+
 def detach_regions(program: ExportedProgram) -> None:
     """Let what runs without a gradient read detached values, so that it has none either where its region is no longer known.
 
@@ -103,7 +104,7 @@ def returns_operand(node: fx.Node) -> bool:
 
 
 def _given(node: fx.Node, name: str) -> object:
-    """What a call gives an argument of its operation, or the default where it leaves it out; None where there is no such one."""
+    """What a call gives an argument of its operation, or its default where it leaves it out; None where there is none."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
