@@ -188,7 +188,9 @@ class ModelGraph:
 
     @cached_property
     def chain_type(self) -> TensorType | None:
-        """The type of the activation that crosses most cuts; None where nothing with a gradient crosses one."""
+        """The type of the activations that a split boundary splits. Of those with a gradient that cross cuts, one with a
+        sequence to split (a conditioning of [batch, features] may cross more); of several what crosses most, then the larger.
+        Where none has a sequence what crosses most; None where nothing with a gradient crosses a cut."""
         carried = {
             name for block in self.blocks for name, value in zip(block.writes, self.body_of[block.body].outputs, strict=True)
             if value in self.body_of[block.body].differentiable
@@ -197,7 +199,13 @@ class ModelGraph:
             self.activation_types[name]
             for index in range(1, len(self.blocks)) for name in self.crossing(index) if name in carried
         )
-        return crossing.most_common(1)[0][0] if crossing else None
+        if not any(map(self.sequence_dims, crossing)):
+            return crossing.most_common(1)[0][0] if crossing else None
+        return max(filter(self.sequence_dims, crossing), key=lambda type_: (crossing[type_], type_.size_bytes()))
+
+    def sequence_dims(self, type_: TensorType) -> tuple[int, ...]:
+        """The dims as long as the sequence, but for the last (features)."""
+        return tuple(dim for dim, extent in enumerate(type_.shape[:-1]) if extent == self.sequence)
 
     @cached_property
     def parameter_count(self) -> int:

@@ -125,7 +125,7 @@ def boundary_candidates(graph: ModelGraph, degree: int) -> tuple[Placement, ...]
     if type_ is None:
         return (REPLICATE,)
     even_dims = [dim for dim in range(type_.rank) if splittable(type_, shard(dim), degree)]
-    sequence = [dim for dim in even_dims if type_.shape[dim] == graph.sequence and dim < type_.rank - 1]
+    sequence = [dim for dim in graph.sequence_dims(type_) if dim in even_dims]
     return (REPLICATE, *(shard(dim) for dim in sequence or even_dims))
 
 

@@ -778,3 +778,51 @@ class Dropping(nn.Module):
 
 def dropped(layers: int = 3, width: int = 32, vocab: int = 16) -> Stacked:
     return Stacked((Dropping(width) for _ in range(layers)), width, vocab)
+
+
+class Conditioned(Stacked):
+    """Layers are told something of the whole sample, which residual blocks of its own make: it passes more of them than the
+    hidden states do, and comes first in every one."""
+
+    def __init__(self, blocks: int, layers: int, width: int, told: int, vocab: int) -> None:
+        super().__init__((Modulated(width, told) for _ in range(layers)), width, vocab)
+        self.first = nn.Embedding(vocab, told)
+        self.blocks = nn.ModuleList(Telling(told) for _ in range(blocks))
+        self.last = nn.Linear(told, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        told = self.first(tokens[:, 0])
+        for block in self.blocks:
+            told = block(told)
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(told, x)
+        return self.head(self.last(told)[:, None] * x)
+
+
+class Telling(nn.Module):
+    """A residual block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, told: torch.Tensor) -> torch.Tensor:
+        return told + self.down(torch.tanh(self.up(told)))
+
+
+class Modulated(nn.Module):
+    """A layer whose input is shifted by what it is told."""
+
+    def __init__(self, width: int, told: int) -> None:
+        super().__init__()
+        self.shift, self.norm = nn.Linear(told, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, told: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        shift = self.shift(told)[:, None]
+        return x + self.down(torch.tanh(self.up(shift + self.norm(x))))
+
+
+def conditioned(blocks: int = 3, layers: int = 3, width: int = 16, told: int = 20, vocab: int = 64) -> Conditioned:
+    return Conditioned(blocks, layers, width, told, vocab)
