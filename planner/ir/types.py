@@ -104,6 +104,13 @@ Argument: TypeAlias = "Ref | Dtype | BatchMultiple | bool | int | float | str | 
 LocalArgument: TypeAlias = "Argument | RankSize | tuple[LocalArgument, ...]"
 
 
+def exact(argument: Argument) -> object:
+    """What tells arguments apart that Python takes for equal: 1, 1.0 and True; 0.0 and -0.0."""
+    if isinstance(argument, tuple):
+        return tuple(map(exact, argument))
+    return type(argument), argument.hex() if isinstance(argument, float) else argument
+
+
 def references(argument: Argument) -> tuple[str, ...]:
     """Names of the values an argument mentions, in order of appearance (with repetitions)."""
     if isinstance(argument, Ref):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from planner.ir.body import Body, BodyValue
 from planner.ir.errors import ModelError
 from planner.ir.graph import Block, ModelGraph
-from planner.ir.types import Argument, Ref
+from planner.ir.types import Argument, Ref, exact
 from planner.trace.blocks import Segment
 from planner.trace.bounds import bounded
 from planner.trace.buffers import unknown_buffers, values_of_buffers
@@ -178,7 +178,7 @@ def _body_key(graph: FlatGraph, segment: Segment, ends: _Ends) -> object:
     def shape(argument: Argument) -> object:
         if isinstance(argument, Ref):
             return numbered[argument.name]
-        return tuple(map(shape, argument)) if isinstance(argument, tuple) else (type(argument), argument)
+        return tuple(map(shape, argument)) if isinstance(argument, tuple) else exact(argument)
 
     nodes = tuple((n.op, tuple(shape(value) for _, value in n.arguments), n.types, n.differentiable)
                   for n in segment.nodes)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.body import Node
-from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
+from planner.ir.types import Argument, BatchMultiple, Ref, TensorType, exact
 from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph
 
@@ -63,7 +63,7 @@ def _tokens(graph: FlatGraph, nodes: Sequence[Node]) -> list[int]:
     def shape(argument: Argument) -> object:
         if isinstance(argument, Ref):
             return (argument.name.startswith("parameter:"), types[argument.name])
-        return tuple(map(shape, argument)) if isinstance(argument, tuple) else (type(argument), argument)
+        return tuple(map(shape, argument)) if isinstance(argument, tuple) else exact(argument)
 
     keys = ((n.op, tuple(shape(value) for _, value in n.arguments), n.types, n.differentiable) for n in nodes)
     return [numbers.setdefault(key, len(numbers)) for key in keys]

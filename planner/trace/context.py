@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from planner.ir.body import Node
-from planner.ir.types import TensorType
+from planner.ir.inlining import draws
+from planner.ir.types import TensorType, exact
 from planner.trace.canonical import prune, substitute
 from planner.trace.flat import FlatGraph
 
 
 def split_context(graph: FlatGraph) -> FlatGraph:
-    """Mark the parameter-free nodes as context and merge equal ones (rotary tables built anew in every layer)."""
+    """Mark the parameter-free nodes as context and merge equal ones (rotary tables built anew in every layer), but for
+    masks that are drawn: each is another."""
     graph = _merge_buffers(graph)
     free = {name for name in graph.inputs if not name.startswith("parameter:")}
     seen: dict[object, str] = {}
@@ -24,7 +26,8 @@ def split_context(graph: FlatGraph) -> FlatGraph:
     for original in graph.nodes:
         node = substitute(original, renamed)
         if all(operand in free for operand in node.operands):
-            first = seen.setdefault((node.op, node.arguments), node.name)
+            key = (node.op, tuple((name, exact(value)) for name, value in node.arguments), node.types)
+            first = node.name if draws(node) else seen.setdefault(key, node.name)
             if first != node.name:
                 renamed[node.name] = first
                 continue

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
+from planner.ir.inlining import draws
+from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType, exact
 from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
@@ -286,8 +287,10 @@ class _Separator:
         one, other = self._node(first), self._node(second)
         renamed = dict(zip(other.operands, one.operands, strict=False))
         return (
-            len(one.operands) == len(other.operands) and substitute(other, renamed).arguments == one.arguments
-            and one.op == other.op and all(map(self._alike, one.operands, other.operands))
+            len(one.operands) == len(other.operands) and one.op == other.op and not draws(one)
+            and [(key, exact(value)) for key, value in substitute(other, renamed).arguments]
+            == [(key, exact(value)) for key, value in one.arguments]
+            and all(map(self._alike, one.operands, other.operands))
         )
 
     def _node(self, name: str) -> Node:
