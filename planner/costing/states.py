@@ -16,6 +16,9 @@ Parameters that are not trained are gathered with those that are, and nothing is
 gets a gradient is gathered for its forward passes alone (planner/ledger/units.py; the one gather a step that the block after it
 may begin for it is left out).
 
+What moves is padded: FSDP2 gives every rank of the group whole rows of a parameter, so one of fewer rows than ranks moves a
+row for each of them.
+
 Gradients are reduced in the master's dtype (float32 under bf16 and fp16). A shard group smaller than the data degree
 (hybrid sharding) adds one all-reduce of the sharded gradients over its copies a step. Gradients that are partial sums
 over the tensor axis are summed there once a step, all in one call (runtime/tied.py): a block pays for its bytes.
@@ -53,6 +56,10 @@ class Elements:
         """``shard``: by default the even share of a group of ranks; of one rank it is all."""
         return cls(whole, whole if group == 1 else -(-whole // group) if shard is None else shard)
 
+    def padded(self, group: int) -> int:
+        """Of all ranks' shards."""
+        return group * self.shard
+
     def __add__(self, other: Elements) -> Elements:
         return Elements(self.whole + other.whole, self.shard + other.shard)
 
@@ -79,14 +86,14 @@ def cost_state(
     held = trained + frozen
     accumulates = zero < 2 and accumulation > 1
     state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
-    working = WORKING_BYTES[precision] * max(held.whole, group * held.shard) if zero < 3 or resident else 0
+    working = WORKING_BYTES[precision] * held.padded(group) if zero < 3 or resident else 0
     copies = working if accumulation > 1 else max(0, working - state.gradients)
     once, forward, backward = _traffic_seconds(held, trained, zero, cluster, mesh, precision, group, engine, reached=reached)
     once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
     # A group of one copies what it reduces; one of several ranks' divides it first.
     copied = engine.reduce_copies * (2 if mesh.data > 1 else 1) if group == 1 else 0.0
     passes = _copy_seconds(
-        held, trained, zero, cluster, precision, engine, copied, accumulates=accumulates, reached=reached,
+        held, trained, zero, group, cluster, precision, engine, copied, accumulates=accumulates, reached=reached,
     )
     update = engine.optimizer_passes * MASTER_BYTES[precision] * trained.shard
     chip = cluster.chip
@@ -126,9 +133,9 @@ def _transient_bytes(
     but of frozen parameters none do.
     """
     passing = transient_bytes(trained.whole, precision, zero, group, shard=trained.shard)
-    gathered = WORKING_BYTES[precision] * (trained.whole + frozen.whole)
+    gathered = WORKING_BYTES[precision] * (trained.padded(group) + frozen.padded(group))
     idle = transient_bytes(frozen.whole, precision, zero, group, shard=frozen.shard).gather
-    flat = WORKING_BYTES[precision] * group * frozen.shard if group > 1 else 0
+    flat = WORKING_BYTES[precision] * frozen.padded(group) if group > 1 else 0
     if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
         return max(0, passing.reduce - gathered) if accumulation > 1 else passing.reduce
     if accumulation == 1 and zero < 3:
@@ -157,16 +164,17 @@ def _alone_seconds(
 ) -> tuple[float, float, float]:
     if mesh.data == 1:
         return 0.0, 0.0, 0.0
-    reduced = (engine.gradient or MASTER_BYTES[precision]) * trained.whole
+    reduced = engine.gradient or MASTER_BYTES[precision]
     if zero == 0:
-        return collective_s("all_reduce", span_of(cluster, mesh.data, mesh.data_stride), reduced), 0.0, 0.0
+        whole = span_of(cluster, mesh.data, mesh.data_stride)
+        return collective_s("all_reduce", whole, reduced * trained.whole), 0.0, 0.0
     inside = span_of(cluster, group, mesh.data_stride)
-    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * -(-held.whole // group))
-    scatter = collective_s("reduce_scatter", inside, reduced)
+    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * held.shard)
+    scatter = collective_s("reduce_scatter", inside, reduced * trained.padded(group))
     across = 0.0
     if group < mesh.data:
         copies = span_of(cluster, mesh.data // group, mesh.data_stride * group)
-        across = collective_s("all_reduce", copies, -(-reduced // group))
+        across = collective_s("all_reduce", copies, reduced * trained.shard)
     if zero == 1:
         return gather + scatter + across, 0.0, 0.0
     if zero == 2:
@@ -175,20 +183,23 @@ def _alone_seconds(
 
 
 def _copy_seconds(
-    held: Elements, trained: Elements, zero: int, cluster: Cluster, precision: Precision, engine: Engine, copied: float, *,
-    accumulates: bool, reached: bool,
+    held: Elements, trained: Elements, zero: int, group: int, cluster: Cluster, precision: Precision, engine: Engine,
+    copied: float, *, accumulates: bool, reached: bool,
 ) -> tuple[float, float, float]:
-    """Memory-bound passes, as :func:`_traffic_seconds`. ``copied``: times that reduced gradients are read or written too."""
+    """Memory-bound passes, as :func:`_traffic_seconds`: flat buffers with their padding, gradients without. ``copied``: times
+    that reduced gradients are read or written too."""
     if not held.whole:
         return 0.0, 0.0, 0.0
     working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
-    cast = memory_bound_s(cluster.chip, master * held.shard + (1 + engine.gather_copies) * working * held.whole)
+    cast = memory_bound_s(cluster.chip, master * held.shard + (1 + engine.gather_copies) * working * held.padded(group))
     added = reduced = summed = 0.0
     if trained.whole:
         whole, shard = trained.whole, trained.shard
         added = engine.accumulation * memory_bound_s(cluster.chip, (working + 2 * master) * whole) if accumulates else 0.0
         read = master if accumulates else working
-        reduced = memory_bound_s(cluster.chip, (read + master) * whole + copied * master * shard)
+        reduced = memory_bound_s(
+            cluster.chip, read * whole + master * trained.padded(group) + copied * master * shard
+        )
         summed = memory_bound_s(cluster.chip, 3 * master * shard)
     if zero < 2:
         return cast + reduced, 0.0, added

@@ -19,7 +19,7 @@ from planner.ledger.units import units_of
 from tests.costing.test_ledger_memory import graph_of
 from tests.matrix.build import Row, make_plan
 
-MODELS = ("averages", "adapted")
+MODELS = ("averages", "adapted", "corners", "frozen")
 ROWS = [
     *(Row(data=data, zero=zero, accumulation=3) for data in (2, 8) for zero in range(4)),
     *(Row(data=8, zero=zero, zero_group=2, accumulation=2) for zero in (1, 2, 3)),
@@ -66,8 +66,9 @@ def priced_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_call_is_priced_and_no_other(model: str, precision: str) -> None:
-    """Parameters that are not trained are gathered and not reduced, blocks that no gradient reaches for forward passes alone.
-    A call's seconds are its start and its bytes, so a sum that is right has the calls and bytes of the ledger."""
+    """Parameters that are not trained are gathered and not reduced, blocks that no gradient reaches for forward passes alone;
+    first dims that ranks do not divide, or that are smaller than their number, are padded. A call's seconds are its start and
+    its bytes, so a sum that is right has the calls and bytes of the ledger."""
     graph, cluster = graph_of(model, precision), timeless()
     for row in ROWS:
         plan = make_plan(graph, row, precision=precision)
