@@ -293,13 +293,13 @@ class _Solver:
         return {}
 
     def _unpriced(self, body: Body, split: bool) -> Space | None:
-        activations: Activations = "split" if split else "whole"
+        candidates = [each for each in boundary_candidates(self.graph, self.degree) if (each.state == "shard") == split]
+        boundaries = [body_boundary(self.graph, body, candidate) for candidate in candidates]
+        # A block that no split activation comes to (one of a conditioning) has nothing to keep split: it is a plain one.
+        handed_split = any(end.state == "shard" for ends in boundaries for end in ends.values())
+        activations: Activations = "split" if handed_split else "whole"
         key = (body.name, activations)
         if key not in self.pruned:
-            candidates = boundary_candidates(self.graph, self.degree)
-            boundaries = [
-                body_boundary(self.graph, body, candidate) for candidate in candidates if (candidate.state == "shard") == split
-            ]
             boundary = {name: tuple(dict.fromkeys(b[name] for b in boundaries)) for name in boundaries[0]}
             tied = {name: placements for group, placements in self.groups for owner, name in group if owner == body.name}
             table, known = self.tables[body.name], self.known

@@ -94,7 +94,7 @@ def place_as_megatron(graph: ModelGraph, degree: int, boundary: Placement) -> Ma
         splits = {p.name: _split(body, p.name, degree) for p in body.parameters} if degree > 1 else {}
         fixed = {name: split or REPLICATE for name, split in splits.items() if split or (body.name, name) in tied}
         around = body_boundary(graph, body, boundary) if degree > 1 else {}
-        activations: Activations = "whole" if boundary == REPLICATE else "split"
+        activations: Activations = "split" if boundary in around.values() and boundary != REPLICATE else "whole"
         placed = place_body(body, degree, around, fixed, VolumePricing(degree), activations=activations)
         assert placed is not None, f"{body.name} has no such placement"
         placements[body.name] = placed.placement

@@ -14,6 +14,7 @@ from planner.ir.graph import Block, ModelGraph
 from planner.ir.placement import REPLICATE, shard
 from planner.ir.types import BatchMultiple, Ref, TensorType
 from planner.placement import Option, place_graph
+from planner.placement.complete import complete
 from planner.trace import load_model, trace_model
 from tests.placement import dense
 
@@ -67,3 +68,19 @@ def test_of_what_crosses_as_often_a_sequence_comes_first_then_what_is_larger(
     context = Body("Context", (), (), (), (), ())
     graph = ModelGraph("both", (), (), (), context, bodies, blocks, "loss", "weight", "float32", dense.SEQUENCE)
     assert graph.chain_type == chosen
+
+
+def test_blocks_that_no_split_activation_comes_to_are_divided_as_plain_ones() -> None:
+    """With sequence parallelism too: weights of [4 x 2048, 2048] were whole on every rank, since no block of a split chain may
+    sum a product's parts into a whole activation. And a plan file, which says what comes to each block, has to bring the
+    placement back."""
+    telling = traced().body_of["Telling"]
+    names = [parameter.name for parameter in telling.parameters]
+    divided = set()
+    for option in options():
+        placement = option.placements["Telling"]
+        placed = dict(zip(names, placement.parameters, strict=True))
+        assert complete(telling, DEGREE, {}, placed, PRICING) == placement
+        if (placed["up.weight"], placed["down.weight"]) == (shard(0), shard(1)):
+            divided.add(option.boundary)
+    assert divided == {REPLICATE, shard(1)}
