@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hardware_profiles import Cluster
 from planner.constraints import LAYERED, Condition, Constraints, Limit, Value
 from planner.ir.graph import ModelGraph
+from planner.ir.placement import sequence_parallel
 from planner.ir.plan import Plan, Prediction
 
 Layers = tuple[tuple[str, Mapping[str, Value]], ...]
@@ -38,10 +39,10 @@ def _values(condition: Condition, whole: Mapping[str, Value], layers: Layers) ->
 
 
 def _whole(plan: Plan) -> dict[str, Value]:
-    parallel = any(end.state == "shard" for placement in plan.placements.values() for end in placement.inputs)
     return {
         **plan.mesh.degrees, "axis_order": plan.mesh.order, "microbatch": plan.batch.micro, "schedule": plan.schedule.name,
-        "virtual": plan.schedule.virtual, "zero_group": plan.zero_group, "sequence_parallel": parallel,
+        "virtual": plan.schedule.virtual, "zero_group": plan.zero_group,
+        "sequence_parallel": sequence_parallel(plan.placements),
     }
 
 

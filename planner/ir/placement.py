@@ -19,6 +19,7 @@ A value without gradient knows only ``replicate`` and ``shard``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -208,3 +209,9 @@ class BodyPlacement:
     parameters: tuple[Placement, ...]
     nodes: tuple[NodePlacement, ...]
     outputs: tuple[Placement, ...]
+
+
+def sequence_parallel(placements: Mapping[str, BodyPlacement]) -> bool:
+    """Whether some block is handed an activation in parts. (Not all that it is handed: a conditioning of the whole sample is
+    whole beside hidden states that are split, and may come first.)"""
+    return any(end.state == "shard" for placement in placements.values() for end in placement.inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles import Cluster, Engine
 from planner.evaluate import evaluate, sums_seconds, tied_parameters, tied_sum_seconds
 from planner.ir.costed import CostedGraph
-from planner.ir.placement import local_type
+from planner.ir.placement import local_type, sequence_parallel
 from planner.ir.plan import Batch, Plan, Prediction, Schedule, StagePlan
 from planner.search.allowed import Allowed
 from planner.search.candidates import Candidate, allowed_choices, shape_of
@@ -73,7 +73,7 @@ def chains_of(priced: tuple[CostedGraph, ...], candidate: Candidate, request: Re
     constraints, chains, costed = request.constraints, list[Chain](), priced[0]
     ungathered = costed.graph.gradients.ungathered_by(candidate.mesh.pipeline)
     for option, placements in enumerate(costed.placements):
-        parallel = any(p.inputs and p.inputs[0].state == "shard" for p in placements.values())
+        parallel = sequence_parallel(placements)
         if not constraints.admits("sequence_parallel", parallel):
             continue
         for allowed in allowed_choices(candidate.first, constraints, costed.graph, parallel):

@@ -74,8 +74,7 @@ def plan_of(case: Case) -> tuple[Plan, ModelGraph]:
     cluster = resolve_cluster(f"local-cpu:1x{row.devices}")
     options = place_graph(graph, row.tensor, Pricing(cluster, row.tensor, row.microbatch))
     placements = next(
-        option.placements for option in options
-        if row.sequence_parallel == any(p.inputs and p.inputs[0].state == "shard" for p in option.placements.values())
+        option.placements for option in options if row.sequence_parallel == option.sequence_parallel
     )
     return make_plan(graph, row, precision=case.precision, placements=placements), graph
 

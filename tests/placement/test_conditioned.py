@@ -9,6 +9,7 @@ import pytest
 
 from hardware_profiles import resolve_cluster
 from planner.costing import Pricing
+from planner.decisions import decisions_of
 from planner.ir.body import Body, BodyValue, Node
 from planner.ir.graph import Block, ModelGraph
 from planner.ir.placement import REPLICATE, shard
@@ -16,6 +17,7 @@ from planner.ir.types import BatchMultiple, Ref, TensorType
 from planner.placement import Option, place_graph
 from planner.placement.complete import complete
 from planner.trace import load_model, trace_model
+from tests.matrix.build import Row, make_plan
 from tests.placement import dense
 
 MODELS = Path(__file__).parents[1] / "matrix" / "models.py"
@@ -84,3 +86,9 @@ def test_blocks_that_no_split_activation_comes_to_are_divided_as_plain_ones() ->
         if (placed["up.weight"], placed["down.weight"]) == (shard(0), shard(1)):
             divided.add(option.boundary)
     assert divided == {REPLICATE, shard(1)}
+
+
+def test_a_plan_is_sequence_parallel_whatever_its_blocks_read_first() -> None:
+    for option in options():
+        plan = make_plan(traced(), Row(tensor=DEGREE), precision="fp32", placements=option.placements)
+        assert decisions_of(plan)["sequence_parallel"] == str(option.boundary == shard(1)).lower()
