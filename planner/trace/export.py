@@ -283,6 +283,9 @@ def default_loss(outputs: Any, batch: Mapping[str, Tensor], remedy: str = "") ->
             said = f"a tensor of shape {tuple(logits.shape)} in {str(logits.dtype).removeprefix('torch.')}"
         raise ModelError("the model's output", f"is {said}",
                          remedy or "return logits [batch, seq, vocabulary], or define loss()")
+    if "labels" not in batch:
+        raise ModelError("the model's inputs", f"are {', '.join(batch)}; the default loss needs labels",
+                         remedy or "name them in example_inputs(batch, seq), or define loss(outputs, batch)")
     labels = batch["labels"]
     if labels.dim() != logits.dim() - 1:
         raise ModelError("the model's output", f"has {logits.dim()} dims, the labels {labels.dim()}", remedy or "define loss()")

@@ -140,6 +140,13 @@ def test_refusals_name_the_line(model_file: Callable[[str], str], line: str, sai
         trace_model(load_model(model_file(MODEL.format(line=line)), {}, None), sequence=None, dtype="float32")
 
 
+def test_the_default_loss_says_that_it_needs_labels(model_file: Callable[[str], str]) -> None:
+    text = MODEL.format(line="").replace("def loss(outputs, batch):", "").replace('"labels"', '"classes"')
+    said = r"the default loss needs labels; name them in example_inputs.*, or define loss\(outputs, batch\)"
+    with pytest.raises(ModelError, match=said):
+        trace_model(load_model(model_file(text), {}, None), dtype="float32")
+
+
 def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
     text = MODEL.format(line="pass").replace("def loss(outputs, batch):\n    pass", "")
     graph = trace_model(load_model(model_file(text), {}, None), sequence=None, dtype="float32")
