@@ -93,6 +93,8 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     ("translator", Row(pipeline=4, accumulation=4, microbatch=2)),
     ("translator", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-1f1b")),
     ("mirrored", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    # A conditioning without a sequence beside hidden states that are split.
+    ("conditioned", Row(tensor=2, sequence_parallel=True, accumulation=2)),
     # Modules that are called as what a block has of its own.
     ("named", Row(tensor=2, data=2, zero=3, recompute="mixed")),
     ("named", Row(pipeline=2, data=2, zero=1, recompute="selective", accumulation=2)),
