@@ -183,6 +183,7 @@ class ZeroStage(PipelineStage):
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
         inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the dropout stream
+        asked = [value.requires_grad for value in inputs]  # An input that is passed on as it is asks no more after the pass.
         if backward_type == "input" and not any(self._sent_back):
             return (None,) * len(inputs), None
         if backward_type == "input":
@@ -190,11 +191,12 @@ class ZeroStage(PipelineStage):
             made, groups = stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
             for value in inputs:
                 value.grad = None  # torch would add the next gradient of the same buffer to it
-            return _apart(made, gradients), groups
+            return _apart(_or_zeros(made, inputs, asked), gradients), groups
         self._finished += 1
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
-        return _apart(stage_backward(outputs, gradients, inputs), gradients), None
+        made = stage_backward(outputs, gradients, inputs)
+        return _apart(_or_zeros(made, inputs, asked), gradients), None
 
 
 def _take_in_turns(table: dict[int, Any], slots: int, microbatches: int) -> None:
@@ -228,6 +230,15 @@ def _as_message(value: Tensor) -> Tensor:
         return value.contiguous()
     viewed = value.requires_grad and value._base is not None
     return torch.ops.aten._unsafe_view(value, value.shape) if viewed else value
+
+
+def _or_zeros(
+    made: Sequence[Tensor | None], inputs: Sequence[Tensor], asked: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Zeros in place of the gradients that are asked for and that none was made of (a value that is only read detached): the
+    stage before waits for them, and torch before 2.13 refuses to send none."""
+    given = zip(made, inputs, asked, strict=True)
+    return tuple(torch.zeros_like(value) if gradient is None and wanted else gradient for gradient, value, wanted in given)
 
 
 def _apart(made: Sequence[Tensor | None], received: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
