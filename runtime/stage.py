@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._backward import stage_backward, stage_backward_input
+from torch.distributed.pipelining._backward import stage_backward
 
 from .dropout import DropoutStream
+from .input_part import backward_inputs
 from .sends import Sends
 from .weight_part import backward_weights
 from .zero import Microbatching
@@ -92,6 +93,12 @@ class ZeroStage(PipelineStage):
         self.chunks = num_microbatches
         _take_in_turns(self.grad_recv_info, slots, num_microbatches)
         return made
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
+        """torch's, with what is there already for an output that gets no gradient: torch 2.11 refuses none."""
+        given = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=False)
+        kept = tuple(info.buffer if gradient is None else gradient for info, gradient in given)
+        super().set_local_bwd_input(kept, mb_index)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """torch's; what the stage has made of it is let go of later (what is only passed on lies in a receive buffer)."""
@@ -188,9 +195,7 @@ class ZeroStage(PipelineStage):
             return (None,) * len(inputs), None
         if backward_type == "input":
             self.control.hold()
-            made, groups = stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
-            for value in inputs:
-                value.grad = None  # torch would add the next gradient of the same buffer to it
+            made, groups = backward_inputs(outputs, gradients, inputs, self.submod.parameters())
             return _apart(_or_zeros(made, inputs, asked), gradients), groups
         self._finished += 1
         done = self._finished == self._microbatches

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed.pipelining._backward import stage_backward_input
 
+from runtime.input_part import backward_inputs
 from runtime.undefined import or_none
 from runtime.weight_part import backward_weights
 
@@ -55,7 +55,7 @@ def test_gradients_are_the_whole_pass_s_and_nothing_is_called_twice(seed: int) -
     expected = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
     made = module(x)
     module.calls[0] = 0
-    (incoming,), groups = stage_backward_input([made], [2 * made.detach()], [x], module.parameters())
+    (incoming,), groups = backward_inputs([made], [2 * made.detach()], [x], module.parameters())
     assert incoming is not None and torch.allclose(incoming, expected[0])
     assert module.calls == [3] and any(len(group["intermediates"]) > 1 for group in groups)
     backward_weights(module, groups)
@@ -71,6 +71,6 @@ def test_a_node_that_leads_to_no_other_is_left_alone() -> None:
     module.register_parameter("scale", scale)
     made = scale * x.sin() + scale * x.cos()
     (expected,) = torch.autograd.grad(made.sum(), [scale], retain_graph=True)
-    _, groups = stage_backward_input([made], [torch.ones(3)], [x], module.parameters())
+    _, groups = backward_inputs([made], [torch.ones(3)], [x], module.parameters())
     backward_weights(module, groups)
     assert scale.grad is not None and torch.equal(scale.grad, expected)
