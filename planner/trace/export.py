@@ -394,7 +394,10 @@ def _untraceable(
     if type(error).__name__ == "UncapturedHigherOrderOpError":  # of torch._dynamo, which takes a second to import
         return ModelError(line, f"torch's operations that take functions (cond, scan, while_loop, map) are not supported{code}",
                           "write a loop as Python's, which a trace unrolls, and a choice as torch.where of both results")
-    if re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
+    asserted = re.fullmatch(r"Unknown symbol \w+ created by constraints solver", said)
+    if asserted:  # Of torch before 2.13 when the model has run, so that no line of it is known.
+        code = ": an assert on what .item() gave"
+    if asserted or re.search(r"DataDependent|GuardOnData|data-dependent|\.item\(\)", f"{type(error).__name__} {error}"):
         if passed_through(error, "_detect_is_causal_mask"):
             return ModelError(line, f"torch looks at a mask's values to see whether it is causal{code}",
                               "say so: tgt_is_causal=True beside tgt_mask, src_is_causal=True beside src_mask, is_causal=True "

@@ -17,10 +17,12 @@ _OURS = str(Path(__file__).parent)
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Whether a source file is the model's (its libraries' included): not torch's, Python's or the tracer's."""
+    """Whether a source file is the model's (its libraries' included): not torch's (nor sympy's, which writes out torch's
+    conditions), Python's or the tracer's."""
     standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     compiled = file.endswith(".pyx")  # By a path that is relative to nothing here, which looks like the user's.
-    return not (standard or compiled or "/torch/" in file or file.startswith((_OURS, "<")))
+    torchs = "/torch/" in file or "-packages/sympy/" in file
+    return not (standard or compiled or torchs or file.startswith((_OURS, "<")))
 
 
 def users_line(error: BaseException, folder: Path | None = None) -> str | None:
