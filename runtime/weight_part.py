@@ -2,7 +2,7 @@
 
 torch runs it from the nodes in which a parameter's path meets that of the inputs (``stage_backward_weight``). Where one of them
 leads to another, it would go over what lies between once more, collectives among it, for gradients that it has already: here
-none flow between them.
+none flow between them. And torch 2.11 takes what came for any output of a node for its first output's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.distributed.pipelining._backward import stage_backward_weight
+from torch.autograd.graph import GradientEdge
+from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 
 Groups = list[dict[str, Any]]
 """torch's: parameters, the nodes where they join the path of the inputs (``intermediates``), and what came into these."""
@@ -23,8 +25,32 @@ def backward_weights(module: nn.Module, groups: Groups) -> None:
     """Gradients of the module's parameters, from what came into the nodes that they join."""
     over_others, alone = _arranged(groups)
     if over_others:
-        stage_backward_weight(module.parameters(), over_others, retain_graph=True)
-    stage_backward_weight(module.parameters(), alone)
+        _accumulate(module, over_others, retain_graph=True)
+    _accumulate(module, alone, retain_graph=False)
+
+
+def _accumulate(module: nn.Module, groups: Groups, *, retain_graph: bool) -> None:
+    """torch 2.13's ``stage_backward_weight``, group by group; a group forgets its nodes before its pass and what came into them
+    after."""
+    owners = {_get_grad_fn_or_grad_acc(parameter): parameter for parameter in module.parameters()}
+    for group in groups:
+        edges, came = list[GradientEdge](), list[Tensor]()
+        for node, gradients in zip(group.pop("intermediates"), group["grads"], strict=True):
+            for output, gradient in enumerate(gradients):
+                if gradient is not None:
+                    edges.append(GradientEdge(node, output))
+                    came.append(gradient)
+        if not edges:
+            continue
+        joined = list(group["params"])
+        made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in joined], came, retain_graph=retain_graph)
+        del group["grads"]
+        for node, gradient in zip(joined, made, strict=True):
+            parameter = owners[node]
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad += gradient
 
 
 def _arranged(groups: Groups) -> tuple[Groups, Groups]:

@@ -74,3 +74,26 @@ def test_a_node_that_leads_to_no_other_is_left_alone() -> None:
     _, groups = backward_inputs([made], [torch.ones(3)], [x], module.parameters())
     backward_weights(module, groups)
     assert scale.grad is not None and torch.equal(scale.grad, expected)
+
+
+class Both(Function):
+    """Two values as they are, out of one node, as FSDP hands a block's inputs on."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        return first.view_as(first), second.view_as(second)
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        return first, second
+
+
+def test_a_gradient_stays_with_its_output() -> None:
+    """A parameter that joins the inputs' path as a node's second output: torch 2.11 gave it what came for the first too."""
+    scale, x = nn.Parameter(torch.randn(3)), torch.randn(3, requires_grad=True)
+    module = nn.Module()
+    module.register_parameter("scale", scale)
+    first, second = Both.apply(x, scale.exp())
+    _, groups = backward_inputs([first.sin(), second.cos()], [torch.ones(3), torch.ones(3)], [x], module.parameters())
+    backward_weights(module, groups)
+    assert scale.grad is not None and torch.allclose(scale.grad, -scale.exp().sin() * scale.exp())
