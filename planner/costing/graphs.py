@@ -234,7 +234,8 @@ def states_by_group(
         for placed in dict.fromkeys(option[body.name].parameters for option in options):
             mine = [pair for pair in zip(body.parameters, placed, strict=True) if pair[0].name in held]
             parts = _replicas(mine, expert_parameters(body) if mesh.expert > 1 else frozenset(), mesh)
-            local = [(_local(part, mesh.tensor), axes, apart) for part, axes, apart in parts]
+            flat = engine.keeps == "fused"
+            local = [(_local(part, mesh.tensor, flat=flat), axes, apart) for part, axes, apart in parts]
             for zero_group, costs in zip(zero_groups, known, strict=True):
                 groups = [_group(zero_group, mesh, apart) for _, _, apart in local]
                 counted = [
@@ -321,12 +322,14 @@ _Local = Sequence[tuple[tuple[int, ...], bool, bool]]
 """Of parameters: sizes of one rank's part, whether it is trained, and whether its gradient is summed over the tensor axis."""
 
 
-def _local(parameters: _Held, degree: int) -> _Local:
-    """``degree``: of the tensor axis that the placements divide over."""
-    return [
-        (local_type(value.type, placed, degree).sizes(1), value.differentiable, placed.state == "shared")
-        for value, placed in parameters
-    ]
+def _local(parameters: _Held, degree: int, *, flat: bool) -> _Local:
+    """``degree``: of the tensor axis that the placements divide over; ``flat``: ranks share a buffer of all elements in a row
+    (Megatron's, DeepSpeed's), not the rows of each parameter."""
+    def sizes(value: BodyValue, placed: Placement) -> tuple[int, ...]:
+        local = local_type(value.type, placed, degree).sizes(1)
+        return (prod(local),) if flat else local
+
+    return [(sizes(value, placed), value.differentiable, placed.state == "shared") for value, placed in parameters]
 
 
 def _sharded(parameters: _Local, mesh: Mesh, zero_group: int) -> tuple[_Shards, _Shards]:

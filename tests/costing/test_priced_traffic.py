@@ -63,6 +63,21 @@ def priced_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:
     return total
 
 
+def test_flat_buffers_are_not_padded() -> None:
+    """Of engines that keep parameters in a row: three rows over eight ranks are three eighths of a row each."""
+    graph, cluster = graph_of("corners", "fp64"), timeless()
+    plan, found = make_plan(graph, Row(data=8, zero=1), precision="fp64"), list[float]()
+    span = span_of(cluster, 8, 1)
+    for keeps in ("operations", "fused"):
+        engine = replace(DEFAULT_ENGINE, collective_speed=1.0, keeps=keeps)
+        (states,) = state_costs(graph, (plan.placements,), cluster, plan.mesh, plan.precision, 8, 1, engine=engine)
+        found.append(sum(states[body.name][1].once_comm_s for body in graph.bodies))
+    shards = [sum(-(-value.type.elements() // 8) for value in body.parameters) for body in graph.bodies]
+    calls = [("all_gather", 8), ("reduce_scatter", 64)]
+    expected = sum(collective_s(kind, span, size * shard) for shard in shards if shard for kind, size in calls)  # type: ignore[arg-type]
+    assert found[1] == pytest.approx(expected, rel=1e-12) and found[0] > found[1]
+
+
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_call_is_priced_and_no_other(model: str, precision: str) -> None:
