@@ -142,7 +142,7 @@ def test_the_demo_takes_the_clones_own_commands_or_writes_nothing(installed: boo
         (commands / name).write_text(f"#!/bin/sh\n{lines}\n")
         (commands / name).chmod(0o755)
     ran = subprocess.run(
-        ["bash", demo], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=60
+        ["bash", demo], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=600
     )
     said = "found\n" if installed else "error: shardwright is not installed; run make setup\n"
     assert (ran.returncode, ran.stderr) == (3 if installed else 2, said)

@@ -219,7 +219,7 @@ def measure(directory: Path, world: int, *, trace: bool = False) -> tuple[Peak, 
         ))
     peaks = []
     for process in processes:
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=600)
         if process.returncode:
             raise RuntimeError(error)
         peaks.append(Peak(**json.loads(out.splitlines()[-1])))

@@ -41,7 +41,7 @@ def ended(environment: dict[str, str], program: str = PROGRAM) -> subprocess.Com
     """A process that runs the program with its output piped, which Python then buffers."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTHONUNBUFFERED")}
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=600, check=False,
         env={**inherited, **environment, "PYTHONPATH": str(ROOT)},
     )
 
