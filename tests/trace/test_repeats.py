@@ -145,6 +145,8 @@ def model(
 
 ALL: list[bool] = [True] * 5
 NONE: list[bool] = []
+AT_FIRST = "Layer.step *= i > 0; x = layer(x)"
+"""Each pass counts anew."""
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
@@ -203,14 +205,15 @@ NONE: list[bool] = []
     ({"loop": "x = x * 1; x.hint = i; x = layer(x)", "forward": "x = x * (1 + getattr(x, 'hint', 0))"}, NONE),
     ({"loop": "x = x * 1; x.hint = i; x = layer(x)", "forward": "x = x * (1 + x.hint)"}, NONE),
     ({"loop": "layer.a.bias, x = None if i == 3 else layer.a.bias, layer(x)"}, None),
-    ({"loop": "SCALE = SCALE / 2; x = layer(x)", "forward": "x = helper(x)"}, NONE),
-    ({"loop": "Layer.step += 1; x = layer(x)", "forward": "x = x * self.step"}, NONE),
-    ({"forward": "COUNT[0] += 1; x = x * COUNT[0]"}, NONE),
-    ({"forward": "self.step += 1; x = x * self.step"}, NONE),
-    ({"shared": "seen = []", "forward": "self.seen.append(0); x = x * len(self.seen)"}, NONE),
-    ({"forward": "type(self).step += 1; x = x * self.step"}, NONE),
-    ({"forward": "Layer.step = Layer.step + 1; x = x * Layer.step"}, NONE),
-    ({"forward": "setattr(Layer, 'step', Layer.step + 1); x = x * Layer.step"}, NONE),
+    ({"loop": "SCALE = SCALE / 2 if i else 1.0; x = layer(x)", "forward": "x = helper(x)"}, NONE),
+    ({"loop": "Layer.step = Layer.step + 1 if i else 1; x = layer(x)", "forward": "x = x * self.step"}, NONE),
+    ({"forward": "COUNT[0] += 1; x = x * COUNT[0]", "loop": "COUNT[0] *= i > 0; x = layer(x)"}, NONE),
+    ({"forward": "self.step += 1; x = x * self.step", "loop": "layer.step = i; x = layer(x)"}, NONE),
+    ({"shared": "seen = []", "forward": "self.seen.append(0); x = x * len(self.seen)",
+      "loop": "i or layer.seen.clear(); x = layer(x)"}, NONE),
+    ({"forward": "type(self).step += 1; x = x * self.step", "loop": AT_FIRST}, NONE),
+    ({"forward": "Layer.step = Layer.step + 1; x = x * Layer.step", "loop": AT_FIRST}, NONE),
+    ({"forward": "setattr(Layer, 'step', Layer.step + 1); x = x * Layer.step", "loop": AT_FIRST}, NONE),
     ({"forward": "LISTED.append(x)", "loop": "x = layer(x)\n        x = x + sum(LISTED); LISTED.clear()"}, NONE),
     ({"forward": "import random; x = x * random.Random(len(COUNT)).random()"}, NONE),
     ({"state": "self.seen = []", "forward": "self.seen.append(0); x = x * len(self.seen)"}, NONE),
@@ -239,6 +242,17 @@ def test_models(drawn: list[bool], model_file: ModelFile, changes: dict[str, str
     spec = model_file(model(**changes))
     same(lambda: load_model(spec, {}, 16))
     assert expected is None or drawn == expected
+
+
+@pytest.mark.parametrize("changes", [
+    {"loop": "SCALE = SCALE / 2; x = layer(x)", "forward": "x = helper(x)"}, {"forward": "COUNT[0] += 1; x = x * COUNT[0]"},
+    {"forward": "self.step += 1; x = x * self.step"}, {"forward": "type(self).step += 1; x = x * self.step"},
+    {"shared": "seen = []", "forward": "self.seen.append(0); x = x * len(self.seen)"},
+])
+def test_what_layers_count_over_all_passes_is_refused(model_file: ModelFile, changes: dict[str, str]) -> None:
+    for once in (True, False):
+        with pytest.raises(ModelError, match="is computed from how often forward has run"):
+            trace_model(load_model(model_file(model(**changes)), {}, 16), dtype="float32", repeats=once)
 
 
 @pytest.mark.parametrize("loop", [
