@@ -32,16 +32,16 @@ from planner.ir.errors import ModelError, ShardwrightError
 from planner.ir.graph import BatchInput, Role
 from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
-from planner.trace.batches import ADVICE, FEW, SAMPLES, Called, Record, Scale, difference, few
+from planner.trace.batches import Called, Record
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
 from planner.trace.draws import DrawnError, RefuseDrawnNumbers
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
-from planner.trace.generators import other_draws, seeded
 from planner.trace.hidden import Hidden, UnlikeError
 from planner.trace.lines import first_line, passed_through, users_line
 from planner.trace.loops import RefuseSampleLoops
+from planner.trace.passes import refuse_batch_numbers, refuse_foreign_draws
 from planner.trace.patches import PATCHES
 from planner.trace.regions import detach_regions
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
@@ -141,9 +141,10 @@ def _export(source: ModelSource, built: BuiltModel, sequence: int | None, way: _
     if isinstance(program, _Way):  # with a model as new: forward may have changed the other
         source = source.anew()
         return _export(source, build(source, built.dtype), sequence, program)
+    run = functools.partial(_calls_of, inputs)
     if step.record.draws:
-        _refuse_foreign_draws(source, built, inputs)
-    _refuse_batch_numbers(source, built, inputs, step.record.calls, frozenset(repeats.drawn))
+        refuse_foreign_draws(source, built, run)
+    refuse_batch_numbers(source, built, run, step.record.calls, BATCH, frozenset(repeats.drawn))
     return Exported(source.where, program, given, sequence or 0, repeats.hidden.nodes, changes)
 
 
@@ -191,56 +192,11 @@ def _program(
             raise _untraceable(source, error, step.accepted, batch) from error
 
 
-def _refuse_batch_numbers(
-    source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor], calls: Sequence[Called], drawn: frozenset[str]
-) -> None:
-    """Raise ModelError where the step computes something from the number of samples. ``inputs``: some samples; ``calls``: of
-    the export, in which the modules ``drawn`` did not run."""
-    samples = few([extent for parameter in built.parameters for extent in parameter.type.shape if isinstance(extent, int)])
-    scale = Scale(BATCH, samples)
-    used = _calls_of(source, built, inputs, samples, drawn)
-    if difference(calls, used, scale) is None:
-        return
-    first, second = (  # models as new, both without an export: what differed may be what the first pass left behind
-        _calls_of(anew, build(anew, built.dtype), inputs, number, frozenset())
-        for anew, number in ((source.anew(), BATCH), (source.anew(), samples))
-    )
-    parting = difference(first, second, scale)
-    if parting is not None:
-        raise parting.caused_by(SAMPLES, ADVICE)
-    _refuse_counting(used, lambda: _calls_of(source, built, inputs, samples, drawn))
-
-
-def _refuse_counting(used: Sequence[Called], again: Callable[[], Sequence[Called]]) -> None:
-    """Raise ModelError where a step of a model that has run before is another each time it runs. ``used``: what its last pass
-    called; ``again``: one more on the same number of samples. What the first pass of a size leaves behind (a mask, a rotary
-    table) is the same from the pass after it on."""
-    second, third = again(), again()
-    same = Scale(FEW[0], FEW[0])
-    parting = difference(second, third, same) if difference(used, second, same) else None
-    if parting is not None:
-        raise parting.caused_by("how often forward has run", "a program would have its first pass in every step: let forward "
-                                "change nothing of the model but tables that stay the same")
-
-
-def _refuse_foreign_draws(source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor]) -> None:
-    """Raise ModelError where the step, which draws from numpy's or Python's generator, is another under other draws."""
-    runs = list[Sequence[Called]]()
-    for draws in (seeded(), *other_draws()):
-        anew = source.anew()  # each with a model as new, whose layers all run
-        fresh = build(anew, built.dtype)
-        with draws:
-            runs.append(_calls_of(anew, fresh, inputs, FEW[0], frozenset()))
-        parting = difference(runs[0], runs[-1], Scale(FEW[0], FEW[0]))
-        if parting is not None:
-            raise parting.caused_by("what numpy or Python draws at random", "a program would have one draw in every step: "
-                                    "draw by torch's dropout, or switch off what draws (layer drop, masks of SpecAugment)")
-
-
 def _calls_of(
-    source: ModelSource, built: BuiltModel, inputs: Mapping[str, Tensor], samples: int, drawn: frozenset[str]
+    inputs: Mapping[str, Tensor], source: ModelSource, built: BuiltModel, samples: int, drawn: frozenset[str]
 ) -> Sequence[Called]:
-    """What the step calls for a number of samples, up to where it fails."""
+    """What the step calls for a number of samples, up to where it fails. ``inputs``: some samples; ``drawn``: modules that do
+    not run."""
     with built.fake:
         batch = _filled(inputs, samples)
     step = _step(source, built, batch)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import InitStep
-from planner.trace.dtypes import name_of
+from planner.trace.dtypes import CONSTANT, name_of
 
 REAL_ELEMENTS = 1 << 18  # an uninitialised tensor up to this size is real while the model is constructed
 REAL_TABLE_ELEMENTS = 1 << 24  # so is a computed one up to this (a causal mask of 4096 x 4096)
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and _key(leaf) not in before:
                 made = self._made(func, name, args, kwargs, tensors, leaf)
-                self._remember(leaf, made if name in CONSTANT else self._of(made, tensors))
+                self._remember(leaf, made if name in _VALUELESS else self._of(made, tensors))
                 self._kept.append(leaf) if isinstance(leaf, FakeTensor) else None
                 if any(_key(tensor) in self.stale for tensor in tensors):
                     self._set_stale(leaf)
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
 
 
 _FILLED = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
-CONSTANT = {*_FILLED, "full_like", "new_full", "empty_like", "new_empty", "randn_like", "rand_like"}
+_VALUELESS = CONSTANT | {"randn_like", "rand_like"}
 """Operations that take a shape from a tensor, and no values."""
 _OVERWRITES = {"zero", "fill", "normal", "uniform", "copy"}
 _DRAWS = {"bernoulli", "random", "exponential", "cauchy", "geometric", "log_normal", "multinomial"}
