@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Two processes share the tests.
 PARALLEL := --numprocesses 2
 
-.PHONY: setup demo test test-fast check lint types imports clean
+.PHONY: setup demo test test-fast test-wide check lint types imports clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,9 @@ test: setup
 
 test-fast: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+test-wide: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m wide
 
 lint: setup
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@ over the whole matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -20,136 +20,137 @@ from planner.ir.plan import DTYPES
 from planner.placement import place_graph
 from planner.placement.space import DIVIDED_STATE
 from planner.trace import load_model, trace_model
-from tests.matrix.build import Row, make_plan
+from tests.matrix.build import Row, label, make_plan
 from tests.matrix.test_matrix import MODELS
 from tests.rehearse.server import Server
 from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, reductions_overlap, split_backward_holds
+from tests.wide import wide
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 CASES = [
     ("gpt", "bf16", Row()),
     ("llama", "fp64", Row(pipeline=2, data=4, zero="mixed", recompute="full", accumulation=2)),
-    ("llama", "fp64", Row(data=4, tensor=2, sequence_parallel=True, zero=3, recompute="selective")),
+    wide("llama", "fp64", Row(data=4, tensor=2, sequence_parallel=True, zero=3, recompute="selective")),
     ("llama", "fp64", Row(data=2, tensor=4, sequence_parallel=True, zero="mixed", recompute="mixed", accumulation=2)),
     ("gpt", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, zero=2, recompute="full", accumulation=4)),
-    ("gpt", "bf16", Row(pipeline=2, data=2, tensor=2, schedule="gpipe", zero=1, recompute="selective", accumulation=2)),
+    wide("gpt", "bf16", Row(pipeline=2, data=2, tensor=2, schedule="gpipe", zero=1, recompute="selective", accumulation=2)),
     ("gpt", "bf16", Row(pipeline=2, data=4, schedule="interleaved-1f1b", zero=3, recompute="mixed", accumulation=4)),
     ("llama", "fp64", Row(
         pipeline=2, tensor=4, sequence_parallel=True, schedule="interleaved-zero-bubble", zero=1, accumulation=4,
     )),
-    ("llama", "fp32", Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2)),
+    wide("llama", "fp32", Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2)),
     ("llama", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=2, microbatch=2)),
     # Steps of many more micro-batches than are alive: receive buffers are taken in turns.
     ("gpt", "fp32", Row(pipeline=2, schedule="interleaved-1f1b", accumulation=16, microbatch=2)),
-    ("gpt", "bf16", Row(pipeline=4, schedule="interleaved-zero-bubble", zero=1, accumulation=24, microbatch=2)),
-    ("llama", "fp64", Row(pipeline=4, schedule="zbv", accumulation=24)),
+    wide("gpt", "bf16", Row(pipeline=4, schedule="interleaved-zero-bubble", zero=1, accumulation=24, microbatch=2)),
+    wide("llama", "fp64", Row(pipeline=4, schedule="zbv", accumulation=24)),
     # More stages of a rank than torch's schedules would keep gathered.
-    ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-1f1b", stages_of_rank=4, zero="mixed", accumulation=4)),
+    wide("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-1f1b", stages_of_rank=4, zero="mixed", accumulation=4)),
     ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-zero-bubble", stages_of_rank=4, zero=1, accumulation=4)),
     # Two moments hold equally much, and which comes first depends on the number of micro-batches.
     ("gpt", "bf16", Row(pipeline=2, schedule="zbv", accumulation=8, microbatch=2)),
     # Blocks that are not trained, parameters without dims or elements, names that mean nothing.
     ("hollow", "bf16", Row(data=2, zero=3, accumulation=2)),
-    ("frozen", "bf16", Row(pipeline=2, accumulation=2)),
+    wide("frozen", "bf16", Row(pipeline=2, accumulation=2)),
     ("frozen", "fp64", Row(data=2, zero=3, recompute="mixed", accumulation=2)),
     # Trained and frozen parameters in one block.
     ("adapted", "bf16", Row(data=2, zero=3, accumulation=2)),
-    ("adapted", "bf16", Row(pipeline=2, data=2, zero=1, accumulation=2)),
-    ("corners", "fp64", Row(tensor=2, pipeline=2, data=2, zero=1, accumulation=2)),
+    wide("adapted", "bf16", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    wide("corners", "fp64", Row(tensor=2, pipeline=2, data=2, zero=1, accumulation=2)),
     ("nameless", "bf16", Row(
         tensor=2, pipeline=2, data=2, accumulation=2, zero="mixed", recompute="mixed", sequence_parallel=True,
     )),
     # Backward passes in two parts: values that are passed on, gradients in one storage, parameters without dims.
-    ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
+    wide("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
     ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", microbatch=2)),
     ("corners", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("corners", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-zero-bubble")),
+    wide("corners", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-zero-bubble")),
     # A gradient that lies otherwise than its parameter, which is none until it is copied.
-    ("experts", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    wide("experts", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # A peak that moves as micro-batches are added; a value that a stage's function holds to its end; tensors that lie askew.
     ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
-    ("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
+    wide("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
     ("odd", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full")),
     # Blocks share a view of what the stage makes for every micro-batch.
     ("averages", "fp32", Row(pipeline=2, data=2, accumulation=4)),
-    ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="interleaved-1f1b", recompute="mixed")),
-    ("averages", "fp64", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    wide("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="interleaved-1f1b", recompute="mixed")),
+    wide("averages", "fp64", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # Backward passes in two parts of blocks whose first operations hold more in their backward pass than they return.
-    ("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    wide("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("averages", "fp64", Row(pipeline=2, data=2, accumulation=4, schedule="interleaved-zero-bubble", microbatch=2)),
     ("decays", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("decays", "fp64", Row(data=2, zero=2, accumulation=2, recompute="selective")),
+    wide("decays", "fp64", Row(data=2, zero=2, accumulation=2, recompute="selective")),
     # Gradients that lie otherwise than their values, complex numbers, constants on the device, results that a block keeps.
     ("turned", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("turned", "fp64", Row(pipeline=2, accumulation=4)),
-    ("turned", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective")),
-    ("sideways", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("sideways", "fp32", Row(pipeline=2, accumulation=4, recompute="full")),
+    wide("turned", "fp64", Row(pipeline=2, accumulation=4)),
+    wide("turned", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective")),
+    wide("sideways", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    wide("sideways", "fp32", Row(pipeline=2, accumulation=4, recompute="full")),
     # Several samples: gradients of turned values are copied where they are folded, or travel.
     ("sideways", "fp64", Row(tensor=2, pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
-    ("reading", "fp64", Row(pipeline=2, accumulation=4, microbatch=2)),
+    wide("reading", "fp64", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("reading", "fp32", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
     ("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     # A bias waits for the gradient as it comes, turned by the product that follows, and the product before for a copy.
     ("soft_experts", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
-    ("soft_experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="interleaved-zero-bubble")),
+    wide("soft_experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="interleaved-zero-bubble")),
     ("twice", "fp64", Row(data=2, zero=3, accumulation=2, recompute="selective")),
-    ("twice", "fp32", Row(pipeline=2, accumulation=4)),
+    wide("twice", "fp32", Row(pipeline=2, accumulation=4)),
     # Parameters that are read again further on, in the same block and in a later one.
-    ("scaled", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
-    ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble")),
+    wide("scaled", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    wide("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble")),
     ("scaled", "bf16", Row(tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="zbv")),
     ("looped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     # Several nodes of one block add to what waits of a later block's gradient.
-    ("unrolled", "fp32", Row(microbatch=2)),
-    ("unrolled", "fp32", Row(data=2, recompute="full", accumulation=2, microbatch=2)),
+    wide("unrolled", "fp32", Row(microbatch=2)),
+    wide("unrolled", "fp32", Row(data=2, recompute="full", accumulation=2, microbatch=2)),
     ("unrolled", "fp32", Row(
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
-    ("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
+    wide("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
-    ("translator", "fp32", Row(pipeline=4, accumulation=4)),
+    wide("translator", "fp32", Row(pipeline=4, accumulation=4)),
     ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
     # What zbv's turn passes on lies in a receive buffer already; a unit's backward pass is over when its first block's is.
     ("reading", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("looped", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective")),
+    wide("looped", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective")),
     # Learned matrices from the left, learned masks, complex numbers; gradients that are parts of others' storages.
-    ("mixing", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    wide("mixing", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("mixing", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective", microbatch=2)),
-    ("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
+    wide("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
     ("stamped", "fp32", Row(data=2, zero=1, accumulation=2, recompute="selective")),
-    ("stamped", "fp32", Row(pipeline=2, accumulation=4)),
+    wide("stamped", "fp32", Row(pipeline=2, accumulation=4)),
     ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
-    ("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
+    wide("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
     # A unit without parameters reduces nothing, and leaves the buffer of the last reduction where it is.
     ("paired", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
-    ("paired", "fp32", Row(data=2, zero=2, accumulation=2, recompute="full")),
+    wide("paired", "fp32", Row(data=2, zero=2, accumulation=2, recompute="full")),
     # What is only detached gets a gradient of zeros, with which the blocks before it run.
     ("stopped", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("stopped", "fp64", Row(data=2, zero=2, accumulation=2, recompute="full")),
-    ("stopped", "fp32", Row(data=2, zero=3, accumulation=2)),
+    wide("stopped", "fp64", Row(data=2, zero=2, accumulation=2, recompute="full")),
+    wide("stopped", "fp32", Row(data=2, zero=3, accumulation=2)),
     # What was gathered before is there until the next copies are made.
     ("probed", "fp32", Row(data=2, zero=3, accumulation=2)),
     # Blocks that read a parameter without a gradient: no part of its gradient comes from them, or waits for theirs.
-    ("looked", "fp32", Row(microbatch=2)),
-    ("looked", "fp32", Row(accumulation=2, recompute="full")),
+    wide("looked", "fp32", Row(microbatch=2)),
+    wide("looked", "fp32", Row(accumulation=2, recompute="full")),
     ("looked", "bf16", Row(data=2, zero=3, accumulation=2)),
-    ("taught", "fp32", Row()),
+    wide("taught", "fp32", Row()),
     ("taught", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective", microbatch=2)),
-    ("taught", "fp32", Row(data=2, zero=3, accumulation=2)),
-    ("taught_late", "fp32", Row()),
+    wide("taught", "fp32", Row(data=2, zero=3, accumulation=2)),
+    wide("taught_late", "fp32", Row()),
     ("taught_late", "bf16", Row(data=2, zero=1, accumulation=2, recompute="full")),
     ("taught", "fp32", Row(
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
-    ("taught_late", "fp32", Row(
+    wide("taught_late", "fp32", Row(
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
     # Recomputation stops where the last product has copied what it reads, or dropout has drawn what it multiplies by.
     ("dropped", "fp32", Row(recompute="full", microbatch=4)),
-    ("leaning", "fp32", Row(recompute="full", microbatch=4)),
+    wide("leaning", "fp32", Row(recompute="full", microbatch=4)),
     ("leaning", "bf16", Row(data=2, zero=3, recompute="full", accumulation=2, microbatch=4)),
 ]
 SPLIT = Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")
@@ -157,41 +158,42 @@ FIELDS = [
     # A gradient that leaves a block and that its weight part reads too.
     ("crossed", "fp32", SPLIT),
     # Operations that autograd records and forgets: no gradient comes back to them.
-    ("codes", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)), ("codes", "fp32", SPLIT),
+    wide("codes", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)), wide("codes", "fp32", SPLIT),
     ("codes", "fp32", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
     # A recurrent cell taken apart, rows added up elsewhere.
     ("messages", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("messages", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    wide("messages", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
     ("recalled", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
     # A way between two nodes of a group over nodes of others, whose weights are made of their parameters first.
-    ("recent:sphere", "fp32", SPLIT), ("dynamics", "fp32", SPLIT),
+    ("recent:sphere", "fp32", SPLIT), wide("dynamics", "fp32", SPLIT),
     # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
     ("diffusion:unet", "fp32", SPLIT),
-    ("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("rendered", "fp32", SPLIT), ("windows", "fp32", SPLIT),
+    wide("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
+    wide("rendered", "fp32", SPLIT), wide("windows", "fp32", SPLIT),
     # What is written into a part of a spectrum.
-    ("spectrum", "fp32", Row(tensor=2, accumulation=2, microbatch=2)), ("spectrum", "fp32", SPLIT),
+    wide("spectrum", "fp32", Row(tensor=2, accumulation=2, microbatch=2)), wide("spectrum", "fp32", SPLIT),
     ("spectrum", "fp32", Row(data=2, zero=3, recompute="selective", accumulation=2, microbatch=2)),
     # A stream in float32 between blocks in half precision.
-    ("recent:wide_stream", "bf16", SPLIT),
+    wide("recent:wide_stream", "bf16", SPLIT),
     # Blocks that end in a norm: a weight part meets the hooks of their outputs, and gradients wait in half precision.
-    ("patches", "bf16", SPLIT), ("routed", "bf16", Row(
+    wide("patches", "bf16", SPLIT), ("routed", "bf16", Row(
         pipeline=2, data=2, zero=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2,
     )),
     # What the context makes on the way, and turns; gradients of blocks that come in another order; normalised weights; a batch
     # that is more than a late stage holds besides.
-    ("pictures:unfolded", "fp32", SPLIT), ("pictures:nested", "fp32", SPLIT), ("pictures:convolved", "fp32", SPLIT),
-    ("pictures:funnel", "fp32", SPLIT), ("pictures:funnel", "fp64", Row(pipeline=2, accumulation=4)),
+    ("pictures:unfolded", "fp32", SPLIT), wide("pictures:nested", "fp32", SPLIT),
+    wide("pictures:convolved", "fp32", SPLIT),
+    ("pictures:funnel", "fp32", SPLIT), wide("pictures:funnel", "fp64", Row(pipeline=2, accumulation=4)),
     # Gradients that operations make row by row, of values whose dims lie otherwise; blocks that return a view.
-    ("pictures:heard", "fp32", SPLIT), ("pictures:gridded", "fp32", SPLIT), ("pictures:diffused", "fp32", SPLIT),
+    ("pictures:heard", "fp32", SPLIT), wide("pictures:gridded", "fp32", SPLIT), wide("pictures:diffused", "fp32", SPLIT),
     ("pictures:cut", "fp32", SPLIT),
     # A bias that torch adds after the product: what the product reads is there until then.
     ("drawn:1056", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2)),
     # The head shares a parameter with the embedding and another one with the layers: all of them are one unit.
     ("drawn:3033", "fp32", Row(tensor=2, accumulation=4, microbatch=2, recompute="full")),
     # The most is alive while parts of a tensor are exchanged.
-    ("drawn:13", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, schedule="gpipe", accumulation=2, microbatch=2)),
+    wide("drawn:13", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, schedule="gpipe", accumulation=2, microbatch=2)),
     # What goes into a recomputed region, or comes out, has a variable.
     ("recent:differential", "bf16", Row(
         tensor=2, data=2, zero=1, sequence_parallel=True, recompute="selective", accumulation=2, microbatch=2,
@@ -205,12 +207,8 @@ def graph_of(model: str, precision: str) -> ModelGraph:
     return trace_model(load_model(f"{MODELS}:{model}", {}, None), sequence=sequence, dtype=DTYPES[precision])
 
 
-def _labels() -> Iterator[str]:
-    return (f"{model}-{precision}-{row.label}" for model, precision, row in CASES)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "precision", "row"), CASES, ids=list(_labels()))
+@pytest.mark.parametrize(("model", "precision", "row"), CASES, ids=label)
 def test_each_category_is_what_is_allocated(
     server: Server, model: str, precision: str, row: Row, tmp_path: Path
 ) -> None:
@@ -220,7 +218,7 @@ def test_each_category_is_what_is_allocated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision", "row"), FIELDS, ids=[f"{n}-{p}-{row.label}" for n, p, row in FIELDS])
+@pytest.mark.parametrize(("name", "precision", "row"), FIELDS, ids=label)
 def test_models_of_other_fields(server: Server, name: str, precision: str, row: Row, tmp_path: Path) -> None:
     file, _, model = name.rpartition(":")
     source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / (file or 'signals')}.py:make", {"name": model}, None)
@@ -235,9 +233,10 @@ KERNELS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("row", KERNELS, ids=lambda row: str(row.label))
-@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize(("model", "precision"), [
+    ("gpt", "bf16"), ("llama", "fp32"), wide("gpt", "fp32"), wide("llama", "bf16"),
+])
+@pytest.mark.parametrize("row", KERNELS, ids=label)
 def test_an_accelerators_kernels(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
     """Norms and dropout that are one kernel each, attention that keeps a seed of what it drops."""
     settings = {"hidden": 64, "heads": 4, "vocab": 512, "layers": 4} | ({"dropout": 0.1} if model == "gpt" else {})
@@ -252,10 +251,10 @@ def test_an_accelerators_kernels(server: Server, model: str, precision: str, row
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp32", wide("bf16")])
 @pytest.mark.parametrize("row", [
     Row(accumulation=2, microbatch=2), Row(tensor=2, accumulation=2, microbatch=2), Row(data=2, zero=3, microbatch=3),
-], ids=lambda row: str(row.label))
+], ids=label)
 def test_logits_of_many_pieces(server: Server, precision: str, row: Row, tmp_path: Path) -> None:
     """A vocabulary and a sequence that cross-entropy takes some rows of at a time."""
     source = load_model(f"{ROOT / 'examples' / 'gpt.py'}:gpt", {
@@ -266,7 +265,7 @@ def test_logits_of_many_pieces(server: Server, precision: str, row: Row, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), [("capped", "fp32"), ("capped", "fp64"), ("streams", "fp32")])
+@pytest.mark.parametrize(("name", "precision"), [("capped", "fp32"), wide("capped", "fp64"), ("streams", "fp32")])
 def test_logits_that_rule(server: Server, name: str, precision: str, tmp_path: Path) -> None:
     """The most is alive while cross-entropy over a split vocabulary has a copy of the logits."""
     row = Row(tensor=2, data=2, sequence_parallel=True, zero=1, accumulation=2, recompute="selective")
@@ -332,7 +331,7 @@ LONG = [("gpt", "bf16", row) for row in (
 ]
 
 
-@pytest.mark.parametrize(("model", "precision", "row"), LONG, ids=[f"{m}-{p}-{row.label}" for m, p, row in LONG])
+@pytest.mark.parametrize(("model", "precision", "row"), LONG, ids=label)
 def test_a_long_step_is_what_two_short_ones_say(model: str, precision: str, row: Row) -> None:
     graph = graph_of(model, precision)
     plan = make_plan(graph, row, precision=precision)

@@ -17,6 +17,7 @@ from planner.ir.plan import DTYPES, Plan, StageMemory
 from planner.placement import place_graph
 from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
+from tests.matrix.workers import Workers
 from tests.oracles.peak_memory import Peak, measure
 
 SIZES = {"layers": 6, "hidden": 128, "heads": 8, "vocab": 512}
@@ -79,12 +80,12 @@ def plan_of(case: Case) -> tuple[Plan, ModelGraph]:
     return make_plan(graph, row, precision=case.precision, placements=placements), graph
 
 
-def compare(case: Case, directory: Path, *, trace: bool = False) -> list[tuple[StageMemory, Peak]]:
+def compare(workers: Workers, case: Case, directory: Path, *, trace: bool = False) -> list[tuple[StageMemory, Peak]]:
     """Prediction and measurement of every pipeline rank (of its data and tensor ranks, the one that holds the most)."""
     plan, graph = plan_of(case)
     prediction = evaluate_plan(plan, graph, resolve_cluster(f"local-cpu:1x{case.row.devices}"))
     emit(plan, graph, directory, prediction=None, plan_yaml="format: 1\n")
-    peaks = measure(directory, case.row.devices, trace=trace)
+    peaks = measure(workers, directory, case.row.devices, trace=trace)
     each = case.row.devices // case.row.pipeline
     return [
         (prediction.stages[rank].memory, max(peaks[rank * each : (rank + 1) * each], key=lambda peak: peak.total))
@@ -94,8 +95,8 @@ def compare(case: Case, directory: Path, *, trace: bool = False) -> list[tuple[S
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case.label for case in CASES])
-def test_prediction_covers_the_measured_peak(case: Case, tmp_path: Path) -> None:
-    for rank, (predicted, measured) in enumerate(compare(case, tmp_path / "program")):
+def test_prediction_covers_the_measured_peak(workers: Workers, case: Case, tmp_path: Path) -> None:
+    for rank, (predicted, measured) in enumerate(compare(workers, case, tmp_path / "program")):
         total = predicted.total - resolve_cluster("local-cpu:1x1").chip.reserve_bytes
         ratio = total / measured.total
         assert 1 <= ratio <= 1 + EXACT, (

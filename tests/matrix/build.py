@@ -57,6 +57,11 @@ class Row:
         )
 
 
+def label(value: object) -> str | None:
+    """A row's name in a test's; pytest names other values itself."""
+    return value.label if isinstance(value, Row) else None
+
+
 def cuts(blocks: int, stages: int) -> list[int]:
     """Uneven on purpose where it can be: rounding gives the stages different numbers of blocks."""
     return [round(index * blocks / stages) for index in range(stages + 1)]

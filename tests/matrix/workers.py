@@ -61,7 +61,7 @@ def _forget_meshes() -> None:
     debug._clear_sharding_prop_cache()
 
 
-def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
+def _run_program(directory: Path, script: Path, arguments: Sequence[str]) -> Outcome:
     import torch.distributed as dist
 
     _purge(directory)
@@ -73,7 +73,7 @@ def _run_program(directory: Path, arguments: Sequence[str]) -> Outcome:
     if os.environ["RANK"] != "0":  # A rank that is refused waits for torchrun to end it, which is not here.
         time.sleep = lambda seconds: sleep(min(seconds, 0.1))
     atexit._run_exitfuncs = lambda: None  # Among them is the end of torch's libraries.
-    sys.argv = [str(directory / "train.py"), *arguments]
+    sys.argv = [str(script), *arguments]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             runpy.run_path(sys.argv[0], run_name="__main__")
@@ -106,9 +106,9 @@ def _serve(connection: Connection, stacks: str) -> None:
         task = connection.recv()
         if task is None:
             os._exit(0)  # Threads that a program left must not hold the process.
-        environment, directory, arguments = task
+        environment, directory, script, arguments = task
         os.environ.update(environment)
-        connection.send(_run_program(Path(directory), arguments))
+        connection.send(_run_program(directory, script, arguments))
 
 
 @dataclass(frozen=True)
@@ -157,24 +157,30 @@ class Workers:
             there.close()
             self._workers.append(_Worker(process, here, stacks))
 
-    def run(self, directory: Path, world: int, arguments: Sequence[str], *, timeout_s: float = 120) -> list[Outcome]:
-        """Run ``directory/train.py`` as ``world`` ranks. Where a rank died or hung, the group is started anew.
+    def run(
+        self, directory: Path, world: int, arguments: Sequence[str], *, script: Path | None = None, timeout_s: float = 120
+    ) -> list[Outcome]:
+        """Run ``directory/train.py``, or a ``script`` about the program there, as ``world`` ranks. Where a rank died or
+        hung, the group is started anew.
 
         Where a process was ended by a signal, the program is run once more, with a warning, as in
         :class:`tests.runtime.group.ProcessPool` and for its reason. A crash that comes again is the outcome.
         """
         metrics = Path(arguments[arguments.index("--metrics") + 1]) if "--metrics" in arguments else None
         written = metrics.read_bytes() if metrics is not None and metrics.is_file() else b""
-        outcomes = self._run(directory, world, arguments, timeout_s)
+        script = script or directory / "train.py"
+        outcomes = self._run(directory, world, script, arguments, timeout_s)
         crashed = [f"rank {rank} of {world}: {o.error}" for rank, o in enumerate(outcomes) if o.crashed]
         if not crashed:
             return outcomes
         warnings.warn("run again: " + "\n".join(crashed), stacklevel=2)
         if metrics is not None and metrics.is_file():
             metrics.write_bytes(written)  # Programs append to it.
-        return self._run(directory, world, arguments, timeout_s)
+        return self._run(directory, world, script, arguments, timeout_s)
 
-    def _run(self, directory: Path, world: int, arguments: Sequence[str], timeout_s: float) -> list[Outcome]:
+    def _run(
+        self, directory: Path, world: int, script: Path, arguments: Sequence[str], timeout_s: float
+    ) -> list[Outcome]:
         assert world <= self.size
         self._start(world)
         with socket.socket() as probe:
@@ -185,7 +191,7 @@ class Workers:
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }
-            worker.pipe.send((environment, str(directory), list(arguments)))
+            worker.pipe.send((environment, directory, script, list(arguments)))
         outcomes: list[Outcome] = []
         for worker in self._workers[:world]:
             broken = any(outcome.gone for outcome in outcomes)

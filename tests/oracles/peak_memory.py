@@ -1,20 +1,18 @@
 """Peak memory of an emitted program's real training step on the CPU, by category: storages counted as they live.
 
-Run as a module it is one rank: ``python -m tests.oracles.peak_memory DIRECTORY`` under torchrun's environment prints
-the peak of a step as JSON. :func:`measure` starts all ranks of a program.
+Run as a script in a worker it is one rank of the program whose modules that worker imports: it prints the peak of a step as
+JSON. :func:`measure` runs all ranks of a program.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from tests.matrix.workers import Workers
+
 STEPS = 3
 CATEGORIES = ("parameters", "working", "gradients", "optimizer", "receive", "rest")
 
@@ -171,18 +171,18 @@ def _gradients(item: Any) -> Iterator[Tensor]:
             yield tensor
 
 
-def _rank(directory: Path, *, trace: bool) -> Peak:
+def _rank(*, trace: bool) -> Peak:
     """This rank's peak of a step once the optimizer has its moments: the lowest of ``STEPS``.
 
     gloo's threads let go of a finished call's tensors when they next run: on a busy machine that may be after the peak.
     """
-    sys.path.insert(0, str(directory))
-    os.chdir(directory)
+    import torch.distributed as dist
     import train  # type: ignore[import-not-found]
 
     from runtime import launch
     from runtime.loop import Trainer
 
+    dist.init_process_group("gloo")
     program = train.build("cpu")
     trainer = Trainer(program, launch.parse_options(["--steps", str(2 + STEPS)]))
     trainer.step()
@@ -204,40 +204,14 @@ def _step(trainer: Any, modules: Any, *, trace: bool) -> Peak:
     return tracker.peak
 
 
-def measure(directory: Path, world: int, *, trace: bool = False) -> tuple[Peak, ...]:
-    """The peaks of all ranks of the program in ``directory``. Raises RuntimeError where a rank fails."""
-    store = directory.resolve() / "store"
-    processes = []
-    for rank in range(world):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-            "STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
-        }
-        processes.append(subprocess.Popen(
-            [sys.executable, "-m", "tests.oracles.peak_memory", str(directory.resolve()), *(["trace"] if trace else [])],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        ))
-    peaks = []
-    for process in processes:
-        out, error = process.communicate(timeout=600)
-        if process.returncode:
-            raise RuntimeError(error)
-        peaks.append(Peak(**json.loads(out.splitlines()[-1])))
-    return tuple(peaks)
-
-
-def main() -> None:
-    """One rank: prints its peak."""
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['STORE']}", rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-    )
-    torch.set_num_threads(1)
-    print(json.dumps(asdict(_rank(Path(sys.argv[1]), trace="trace" in sys.argv[2:]))))
-    dist.destroy_process_group()
+def measure(workers: Workers, directory: Path, world: int, *, trace: bool = False) -> tuple[Peak, ...]:
+    """The peaks of all ranks of the program in ``directory``. Raises AssertionError where a rank fails."""
+    arguments = ["trace"] if trace else []
+    outcomes = workers.run(directory.resolve(), world, arguments, script=Path(__file__).resolve(), timeout_s=600)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.code == 0, f"rank {rank}: {outcome.error}"
+    return tuple(Peak(**json.loads(outcome.output.splitlines()[-1])) for outcome in outcomes)
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(asdict(_rank(trace="trace" in sys.argv[1:]))))

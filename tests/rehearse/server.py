@@ -69,9 +69,16 @@ def _answer(directory: str, ranks: Sequence[int], ways: Sequence[bool], kernels:
 
 
 def _serve() -> None:
+    import gc
+
     import torch
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
 
     torch.set_num_threads(1)
+    gc.freeze()  # What torch's modules hold is not looked through before every step: a quarter of the time.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What torch prints before it raises is no answer.
     for line in sys.stdin:

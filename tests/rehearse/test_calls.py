@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from planner.ledger import Place, representatives
-from tests.matrix.build import Row
+from tests.matrix.build import Row, label
 from tests.rehearse.programs import parted_calls, written
 from tests.rehearse.server import Server
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ FAST = [
 ]
 ROWS = [
     # Every schedule; embedding and head are tied across stages under pipelines of gpt.
-    ("gpt", "fp64", Row(pipeline=4, data=2, zero=2, accumulation=4, schedule="gpipe")),
+    wide("gpt", "fp64", Row(pipeline=4, data=2, zero=2, accumulation=4, schedule="gpipe")),
     ("gpt", "fp64", Row(pipeline=4, data=2, zero=0, accumulation=5)),
     ("llama", "fp64", Row(pipeline=2, tensor=2, data=2, zero=3, accumulation=4, recompute="full")),
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
@@ -27,32 +28,32 @@ ROWS = [
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="zbv", sequence_parallel=True)),
     # ZeRO in groups smaller than the data axis; by block; nothing to gather in a group of one.
     ("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
-    ("gpt", "fp64", Row(data=4, zero_group=2, zero=3, accumulation=2)),
-    ("gpt", "bf16", Row(pipeline=2, tensor=2, data=2, zero=2, accumulation=4, order="data-pipeline-tensor")),
+    wide("gpt", "fp64", Row(data=4, zero_group=2, zero=3, accumulation=2)),
+    wide("gpt", "bf16", Row(pipeline=2, tensor=2, data=2, zero=2, accumulation=4, order="data-pipeline-tensor")),
     ("gpt", "fp64", Row(
         pipeline=2, data=4, zero_group=2, zero=1, accumulation=4, schedule="zbv", order="data-pipeline-tensor",
     )),
     ("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
-    ("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
-    ("gpt", "fp64", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv")),
+    wide("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
+    wide("gpt", "fp64", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv")),
     ("gpt", "fp64", Row(tensor=2, data=4, zero="mixed", recompute="mixed", accumulation=2, sequence_parallel=True)),
-    ("gpt", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b", recompute="selective")),
+    wide("gpt", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b", recompute="selective")),
     # Six heads and 51 words over four ranks, ten heads on five over two; whole and half precision; every recomputation.
     ("gpt", "bf16", Row(tensor=4, data=2, zero=2, accumulation=2, sequence_parallel=True, recompute="selective")),
-    ("gpt", "fp32", Row(tensor=4, data=2, zero=3, accumulation=1, recompute="full")),
-    ("llama", "bf16", Row(tensor=4, zero=0, accumulation=2, sequence_parallel=True, recompute="full")),
+    wide("gpt", "fp32", Row(tensor=4, data=2, zero=3, accumulation=1, recompute="full")),
+    wide("llama", "bf16", Row(tensor=4, zero=0, accumulation=2, sequence_parallel=True, recompute="full")),
     ("llama", "fp16", Row(tensor=2, pipeline=2, accumulation=3, zero=1)),
     # No collective is called again for parameters that are read in several places.
-    ("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=4, schedule="zbv")),
+    wide("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=4, schedule="zbv")),
     ("scaled", "bf16", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", sequence_parallel=True)),
     # Of tied parameters that a stage only reads detached it has nothing to reduce, and zeros for the others.
-    ("settled", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
+    wide("settled", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     ("settled", "fp64", Row(tensor=2, pipeline=2, data=2, accumulation=2)),
-    ("settled", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=2)),
-    ("distilled", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
+    wide("settled", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=2)),
+    wide("distilled", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
     ("distilled", "bf16", Row(tensor=2, pipeline=2, data=2, accumulation=2, schedule="zbv")),
     # Frozen parameters are gathered with trained ones of their block, and ahead where only the block after is trained.
-    ("adapted", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=3)),
+    wide("adapted", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=3)),
     ("adapted", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b")),
 ]
 
@@ -65,11 +66,11 @@ def check(server: Server, model: str, precision: str, row: Row, directory: Path)
         assert not parted_calls(plan, graph, rehearsed)
 
 
-@pytest.mark.parametrize(("model", "precision", "row"), FAST, ids=[f"{m}-{p}-{row.label}" for m, p, row in FAST])
+@pytest.mark.parametrize(("model", "precision", "row"), FAST, ids=label)
 def test_calls_agree(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
     check(server, model, precision, row, tmp_path / "program")
 
 
-@pytest.mark.parametrize(("model", "precision", "row"), ROWS, ids=[f"{m}-{p}-{row.label}" for m, p, row in ROWS])
+@pytest.mark.parametrize(("model", "precision", "row"), ROWS, ids=label)
 def test_calls_agree_over_the_matrix(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
     check(server, model, precision, row, tmp_path / "program")

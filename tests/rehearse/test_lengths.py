@@ -12,22 +12,23 @@ from codegen import emit
 from planner.ledger import RankLedger
 from runtime.rehearsal_length import lengths, nearest, on_line
 from tests.costing.test_ledger_memory import graph_of
-from tests.matrix.build import Row, make_plan
+from tests.matrix.build import Row, label, make_plan
 from tests.rehearse.programs import written
 from tests.rehearse.server import Server
+from tests.wide import wide
 
 # Two or three micro-batches (or a round) beyond the two lengths that draw the line: what is on it there is on it further on.
 ROWS = [
     ("gpt", Row(accumulation=6, data=2, zero=3, recompute="full")),
-    ("llama", Row(accumulation=6, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
-    ("gpt", Row(accumulation=7, zero=0)),
-    ("gpt", Row(pipeline=4, accumulation=8, data=2, zero=1)),
+    wide("llama", Row(accumulation=6, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
+    wide("gpt", Row(accumulation=7, zero=0)),
+    wide("gpt", Row(pipeline=4, accumulation=8, data=2, zero=1)),
     ("llama", Row(pipeline=2, accumulation=6, data=2, zero=3, recompute="mixed")),
-    ("gpt", Row(pipeline=2, accumulation=6, data=2, zero=2, schedule="gpipe")),
-    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="interleaved-1f1b")),
+    wide("gpt", Row(pipeline=2, accumulation=6, data=2, zero=2, schedule="gpipe")),
+    wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=3, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
-    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="zbv")),
+    wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="zbv")),
     ("gpt", Row(pipeline=2, accumulation=9, microbatch=2, schedule="zbv")),
 ]
 
@@ -66,7 +67,7 @@ def test_what_is_on_no_line_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "row"), ROWS, ids=[f"{model}-{row.label}" for model, row in ROWS])
+@pytest.mark.parametrize(("model", "row"), ROWS, ids=label)
 def test_the_line_is_the_whole_step(server: Server, model: str, row: Row, tmp_path: Path) -> None:
     plan, _ = written(model, row, tmp_path / "program")
     assert lengths(row.schedule, row.pipeline, row.accumulation)[-1] < row.accumulation
