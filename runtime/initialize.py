@@ -1,8 +1,8 @@
 """Initial values that depend on (seed, FQN) alone: the same weights under every plan, each rank making only its part.
 
 A parameter's recipe is replayed over the flattened whole tensor in chunks of fixed size, each with a generator of its
-own seeded by (seed, FQN, chunk). Floats are drawn in float32 on the CPU (float64 in float64) and cast to the
-parameter's dtype.
+own seeded by (seed, FQN, chunk); a copy's by the FQN of the parameter whose numbers the model gave it. Floats are drawn
+in float32 on the CPU (float64 in float64) and cast to the parameter's dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK = 2**20
 Step = Sequence[float | int | str]
 """(operation, *arguments): normal(mean, std), uniform(low, high), trunc_normal(mean, std, low, high), constant(value),
 scale(factor), shift(amount), zero_row(index), value(little-endian bytes in base64, their dtype: the parameter's own
-where there is none)"""
+where there is none), draws_of(name): what follows draws as the parameter of that name does, which has as many elements"""
 
 
 def initialize(
@@ -108,7 +108,9 @@ def _chunk(
     values = torch.zeros(min(CHUNK, math.prod(shape) - begin), dtype=dtype if dtype == torch.float64 else torch.float32)
     generator = torch.Generator().manual_seed(seed_of("initial", seed, fqn, index))
     for operation, *arguments in recipe:
-        if operation == "zero_row":
+        if operation == "draws_of":
+            generator.manual_seed(seed_of("initial", seed, str(arguments[0]), index))
+        elif operation == "zero_row":
             _zero_row(values, begin, shape, int(arguments[0]))
         elif operation == "value":
             written = as_dtype(str(arguments[1])) if len(arguments) > 1 else dtype

@@ -22,7 +22,8 @@ from planner.ir.types import TensorType
 class InitStep:
     """One step of an initialisation: ``normal(mean, std)``, ``uniform(low, high)``, ``trunc_normal(mean, std, low, high)``,
     ``constant(value)``, ``scale(factor)``, ``shift(amount)``, ``zero_row(index)``, ``value(bytes)`` (saved by
-    value; their dtype follows where it is not the parameter's)."""
+    value; their dtype follows where it is not the parameter's), ``draws_of(name)`` (the draws that follow are those of the
+    parameter of that name, of as many elements)."""
 
     op: str
     arguments: tuple[float | int | str, ...] = ()

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import ModelError
-from planner.ir.graph import Parameter
+from planner.ir.graph import InitStep, Parameter
 from planner.ir.plan import DTYPES
 from planner.ir.types import TensorType
 from planner.trace.backwards import refuse_hooks
@@ -73,6 +73,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     for name, first in canonical.items():
         aliases.setdefault(first, []).extend([name] if name != first else [])
     parameters, drawn, frozen = [], {}, []
+    firsts: dict[object, str] = {}  # parameters by the numbers of a draw that they are the first to have
     for fqn, trained in module.named_parameters():
         if is_lazy(trained):
             raise ModelError(source.where, f"{fqn} has no shape before the first forward pass", "give the module its sizes")
@@ -80,9 +81,13 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
             trained.requires_grad_(False)
         parameters.append(_parameter(source.where, fqn, trained, recorder, tuple(aliases[fqn]), dtype))
         history = recorder.history(trained)
+        by_value = parameters[-1].init[0].op == "value"
         if history.draw is not None:
             drawn[fqn] = history.draw
-        if history.random and parameters[-1].init[0].op == "value":
+            first = fqn if by_value else firsts.setdefault(recorder.numbers(trained), fqn)
+            if first != fqn:
+                parameters[-1] = replace(parameters[-1], init=(InitStep("draws_of", (first,)), *parameters[-1].init))
+        if history.random and by_value:
             frozen.append(fqn)
     values, persistent = {}, frozenset(module.state_dict(keep_vars=True))
     for fqn, tensor in module.named_buffers():

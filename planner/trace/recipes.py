@@ -36,12 +36,15 @@ Step = tuple[Any, ...]
 @dataclass(frozen=True)
 class History:
     """Steps since the last full overwrite. ``random``: a draw is among what made it; ``draw``: index of the last draw;
-    ``draws``: of all that its values, or the places of them, were computed from."""
+    ``draws``: of all that its values, or the places of them, were computed from. ``numbers``: which of the last draw's
+    numbers, in which order, the tensor has that lies in the storage as ``lies`` says."""
 
     steps: tuple[Step, ...]
     random: bool = False
     draw: int | None = None
     draws: frozenset[int] = frozenset()
+    numbers: object = None
+    lies: tuple[object, ...] = ()
 
     def then(self, *steps: Step) -> History:
         return replace(self, steps=(*self.steps, *steps))
@@ -84,6 +87,11 @@ class Recorder(TorchDispatchMode):
 
     def history(self, tensor: Tensor) -> History:
         return self.histories.get(_key(tensor), UNKNOWN)
+
+    def numbers(self, tensor: Tensor) -> object:
+        """Equal for two tensors of one draw whose numbers are the same, each in its own row-major order: copies."""
+        history, lies = self.history(tensor), _lies(tensor)
+        return history.numbers if lies == history.lies else (history.numbers, history.lies, lies)
 
     def _execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         mutable = func._schema.is_mutable
@@ -185,9 +193,13 @@ class Recorder(TorchDispatchMode):
         if _is_empty(func):
             return History((("uninitialised",),))
         if args and isinstance(args[0], Tensor) and args[0].numel() == leaf.numel():
-            return self._transformed(name, self.history(args[0]), leaf, args[1:], kwargs)
+            return self._transformed(name, self._copied(args[0], leaf), leaf, args[1:], kwargs)
         random = torch.Tag.nondeterministic_seeded in func.tags or any(self.history(t).random for t in tensors)
         return History((("unknown", name),), random)
+
+    def _copied(self, source: Tensor, target: Tensor) -> History:
+        """History of a storage after the target, all of it, has got the source's numbers."""
+        return replace(self.history(source), numbers=self.numbers(source), lies=_lies(target))
 
     def _transformed(
         self, name: str, old: History, target: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -206,7 +218,7 @@ class Recorder(TorchDispatchMode):
         if name == "copy":
             source = args[0]
             if source.numel() == target.numel():
-                return self.history(source)
+                return self._copied(source, target)
             only = self.history(source)
             return only if only.steps[-1][0] == "constant" else History((("unknown", "copy_"),), only.random)
         if name in ("erfinv", "neg"):
@@ -235,8 +247,9 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _drawn(self, op: str, arguments: tuple[float, ...], leaf: Tensor) -> History:
+        draw = len(self.draws)
         self.draws.append(Draw(op, arguments, tuple(leaf.shape), leaf.dtype))
-        return History(((op, *arguments),), True, len(self.draws) - 1, frozenset({len(self.draws) - 1}))
+        return History(((op, *arguments),), True, draw, frozenset({draw}), draw, _lies(leaf))
 
 
 _FILLED = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}
@@ -248,6 +261,13 @@ _DRAWS = {"bernoulli", "random", "exponential", "cauchy", "geometric", "log_norm
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _lies(tensor: Tensor) -> tuple[object, ...]:
+    """Where a tensor's numbers are in its storage, in row-major order: the same for contiguous ones of whatever shape."""
+    if tensor.is_contiguous():
+        return tensor.numel(), tensor.storage_offset()
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def _overload_base(func: Any) -> str:
@@ -351,7 +371,7 @@ def encode(tensor: Tensor) -> str:
 
 
 def replay(steps: tuple[InitStep, ...], tensor: Tensor) -> Tensor:
-    """Fill a tensor by a recipe, in place, with torch's global generator."""
+    """Fill a tensor by a recipe, in place, with torch's global generator, whatever parameter's draws it says."""
     fillers: dict[str, Callable[..., Any]] = {
         "normal": tensor.normal_, "uniform": tensor.uniform_, "constant": tensor.fill_,
         "scale": tensor.mul_, "shift": tensor.add_, "zero_row": lambda index: tensor[index].zero_(),
@@ -362,6 +382,8 @@ def replay(steps: tuple[InitStep, ...], tensor: Tensor) -> Tensor:
     }
     with torch.no_grad():
         for step in steps:
+            if step.op == "draws_of":
+                continue
             fillers[step.op](*step.arguments)
     return tensor
 

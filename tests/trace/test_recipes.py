@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from planner.ir.errors import ModelError
-from planner.ir.graph import InitStep
+from planner.ir.graph import InitStep, Parameter
 from planner.trace import load_model, trace_model
 from planner.trace.build import BuiltModel, build
 from planner.trace.recipes import replay
 from planner.trace.source import ModelSource
+from runtime.initialize import initial_value
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 48, "n_positions": 32,
@@ -23,18 +25,21 @@ LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "inte
 
 
 def assert_replays(source: ModelSource) -> None:
-    """Walk the generator through every draw of the construction; where one is a parameter's own, follow its recipe."""
+    """Walk the generator through every draw of the construction; where it is of parameters, follow the recipe of each."""
     built: BuiltModel = build(source, "float32")
-    owner = {draw: fqn for fqn, draw in built.drawn.items()}
+    owners: dict[int, list[str]] = {}
+    for fqn, drawn in built.drawn.items():
+        owners.setdefault(drawn, []).append(fqn)
     parameters = {parameter.fqn: parameter for parameter in built.parameters}
     torch.manual_seed(7)
     replayed = {}
     for index, draw in enumerate(built.draws):
-        scratch = torch.empty(draw.shape, dtype=draw.dtype)
-        if index in owner:
-            replayed[owner[index]] = replay(parameters[owner[index]].init, scratch)
-        else:
-            replay((InitStep(draw.op, draw.arguments),), scratch)
+        before = torch.get_rng_state()
+        for fqn in owners.get(index, ()):
+            torch.set_rng_state(before)
+            replayed[fqn] = replay(parameters[fqn].init, torch.empty(draw.shape, dtype=draw.dtype))
+        if index not in owners:
+            replay((InitStep(draw.op, draw.arguments),), torch.empty(draw.shape, dtype=draw.dtype))
     for fqn, parameter in parameters.items():
         if fqn not in replayed:
             replayed[fqn] = replay(parameter.init, torch.empty(parameter.type.sizes(1)))
@@ -236,3 +241,67 @@ def test_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     build(load_model(f"{EXAMPLES / 'gpt.py'}:gpt", {"hidden": 32, "layers": 1}, 16), "float32")
     assert torch.equal(before, torch.get_rng_state())
+
+
+COPIES = {
+    "frozen": "self.t = copy.deepcopy(self.a).requires_grad_(False)",
+    "clones": "self.t = nn.ModuleList(copy.deepcopy(self.a) for _ in range(2))",
+    "written": "self.t = nn.Linear(8, 8); self.t.weight.data.copy_(self.a.weight); self.t.bias.data.copy_(self.a.bias)",
+    "loaded": "self.t = nn.Linear(8, 8); self.t.load_state_dict(self.a.state_dict())",
+    "flat": "self.t = nn.Parameter(self.a.weight.detach().view(-1).clone())",
+    "changed alike": "self.a.weight.data.mul_(2); self.t = copy.deepcopy(self.a); self.b.weight.data.copy_(self.t.weight)",
+    "drawn anew": "self.t = copy.deepcopy(self.a); nn.init.normal_(self.a.weight)",
+    "changed": "self.t = copy.deepcopy(self.a); self.a.weight.data.mul_(2); self.b.weight.data.copy_(self.t.weight)",
+    "turned": "self.t = nn.Parameter(self.a.weight.detach().t().clone()); self.u = copy.deepcopy(self.t)",
+    "parts": "self.t, self.u = map(nn.Parameter, torch.randn(16, 8).chunk(2)); self.v = copy.deepcopy(self.u)",
+    "cloned parts": "self.t, self.u = (nn.Parameter(part.clone()) for part in torch.randn(16, 8).chunk(2))",
+    "by value": "nn.init.orthogonal_(self.a.weight); self.t = copy.deepcopy(self.a)",
+    "a part by value": "self.t = copy.deepcopy(self.a); nn.init.orthogonal_(self.a.weight); self.u = copy.deepcopy(self.t)",
+    "constant": "self.a = nn.LayerNorm(8); self.t = copy.deepcopy(self.a)",
+}
+
+
+@pytest.mark.parametrize("line", COPIES.values(), ids=COPIES)
+def test_copies_start_equal(model_file: Callable[[str], str], line: str) -> None:
+    """Of every two parameters the program's starts are equal just where the plain model's are, at any seed."""
+    source = load_model(model_file(f"""
+import copy
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        {line}
+
+def make():
+    return M()
+"""), {}, None)
+    parameters = build(source, "float32").parameters
+    plain = {fqn: parameter.flatten() for fqn, parameter in source.build().named_parameters()}
+    start = {p.fqn: started(p, seed=3).flatten() for p in parameters}
+    assert plain.keys() == start.keys()
+    for one, other in itertools.combinations(plain, 2):
+        assert torch.equal(start[one], start[other]) == torch.equal(plain[one], plain[other]), (one, other)
+    other_seed = {p.fqn: started(p, seed=4).flatten() for p in parameters if p.init[-1].op in ("normal", "uniform")}
+    assert not any(torch.equal(start[fqn], value) for fqn, value in other_seed.items())
+
+
+def test_a_scaled_copy_starts_as_a_scaled_copy(model_file: Callable[[str], str]) -> None:
+    source = load_model(model_file("""
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.t = nn.Parameter(self.a.weight.detach() * 0.5, requires_grad=False)
+
+def make():
+    return M()
+"""), {}, None)
+    start = {p.fqn: started(p, seed=3) for p in build(source, "float32").parameters}
+    assert torch.equal(start["t"], start["a.weight"] * 0.5)
+
+
+def started(parameter: Parameter, seed: int) -> torch.Tensor:
+    """What a program begins with."""
+    steps = [(step.op, *step.arguments) for step in parameter.init]
+    return initial_value(parameter.fqn, parameter.type.sizes(1), torch.float32, steps, seed)
