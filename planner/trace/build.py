@@ -66,7 +66,7 @@ def build(source: ModelSource, dtype: str) -> BuiltModel:
     with seeded(), default_dtype(getattr(torch, dtype)), recording(recorder), said:
         module = source.build()
     refuse_hooks(module, source.where)
-    refuse_shared_memory(module, source.where)
+    refuse_shared_memory(module, source.where, recorder)
     cast = _cast(module, source.where, getattr(torch, dtype))
     canonical = _canonical(module)
     aliases: dict[str, list[str]] = {}

@@ -7,19 +7,28 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import ModelError
+from planner.trace.recipes import Recorder
 
 
-def refuse_shared_memory(module: nn.Module, where: str) -> None:
-    """Raise ModelError where a parameter has a number in memory that another one, or a buffer, has too. Parts of one tensor
-    that have none in common (``w[:4]`` and ``w[4:]``) are parameters of their own."""
+def refuse_shared_memory(module: nn.Module, where: str, recorder: Recorder) -> None:
+    """Raise ModelError where a parameter has a number in memory that another one, or a buffer, has too, and one of them is
+    trained. Parts of one tensor that have none in common (``w[:4]`` and ``w[4:]``) are parameters of their own. Of two that
+    are not trained nothing parts the numbers, but where a program draws each by its name."""
     lying: dict[int, list[tuple[str, Tensor]]] = {}
     for fqn, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor) or tensor.numel() == 0 or tensor.layout is not torch.strided:
             continue
         others = lying.setdefault(tensor.untyped_storage()._cdata, [])
         for other, before in others:
-            if isinstance(before, nn.Parameter) and not _apart(before, tensor):
-                raise ModelError(where, *_said(other, fqn, isinstance(tensor, nn.Parameter)))
+            if not isinstance(before, nn.Parameter) or _apart(before, tensor):
+                continue
+            both = isinstance(tensor, nn.Parameter)
+            if before.requires_grad or (both and tensor.requires_grad):
+                raise ModelError(where, *_said(other, fqn, both))
+            drawn = recorder.history(before).draw is not None
+            if both and drawn and recorder.numbers(before) != recorder.numbers(tensor):
+                wrong = f"parameters {other} and {fqn} are different parts of one random draw, in the same memory"
+                raise ModelError(where, wrong, "what is a part or a transpose of a parameter is computed in forward")
         others.append((fqn, tensor))
 
 

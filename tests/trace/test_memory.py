@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from planner.ir.errors import ModelError
-from planner.trace import load_model
+from planner.ir.graph import InitStep
+from planner.trace import load_model, trace_model
 from planner.trace.build import build
 from planner.trace.memory import _apart
+from planner.trace.recipes import replay
 
 NET = """
 class M(nn.Module):
@@ -53,6 +55,58 @@ def test_one_memory(model_file: Callable[[str], str], line: str, said: str, size
 ])
 def test_memory_of_their_own(model_file: Callable[[str], str], line: str) -> None:
     build(load_model(model_file(NET.format(line=line, size="")), {}, None), "float32")
+
+
+FROZEN = "self.a.weight.requires_grad_(False); "
+
+
+@pytest.mark.parametrize("line", [
+    FROZEN + "self.b.weight = nn.Parameter(self.a.weight, requires_grad=False)",
+    FROZEN + "self.b.weight.requires_grad_(False).data = self.a.weight.data",
+    FROZEN + "self.register_buffer('w', self.a.weight.detach())",
+    "t = torch.randn(8, 4); self.c, self.d = nn.Embedding.from_pretrained(t), nn.Embedding.from_pretrained(t)",
+    "t = torch.arange(32.).view(8, 4); self.c, self.d = nn.Embedding.from_pretrained(t), nn.Embedding.from_pretrained(t[1:])",
+])
+def test_what_nothing_trains_may_share(model_file: Callable[[str], str], line: str) -> None:
+    """It starts with the very numbers of the model, one draw where it is one."""
+    source = load_model(model_file(NET.format(line=line, size="")), {}, None)
+    built = {p.fqn: p for p in build(source, "float32").parameters}
+    one, other = (("c.weight", "d.weight") if "c.weight" in built else ("a.weight", "b.weight"))
+    if "t[1:]" in line:
+        plain = source.build()
+        for fqn in (one, other):
+            assert torch.equal(replay(built[fqn].init, torch.empty(built[fqn].type.sizes(1))), plain.get_parameter(fqn))
+    elif "register_buffer" not in line:
+        assert built[other].init == (InitStep("draws_of", (one,)), *built[one].init)
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    (FROZEN + "self.b.weight = nn.Parameter(self.a.weight)", BOTH),
+    ("self.b.weight = nn.Parameter(self.a.weight, requires_grad=False)", BOTH),
+    (FROZEN + "self.b.weight = nn.Parameter(self.a.weight.t(), requires_grad=False)", "are different parts of one random draw"),
+])
+def test_one_of_two_is_trained_or_drawn_otherwise(model_file: Callable[[str], str], line: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        build(load_model(model_file(NET.format(line=line, size="")), {}, None), "float32")
+
+
+def test_one_frozen_table_twice_is_traced(model_file: Callable[[str], str]) -> None:
+    source = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        table = torch.arange(768.0).sin().view(48, 16)
+        self.c, self.d = nn.Embedding.from_pretrained(table), nn.Embedding.from_pretrained(table)
+        self.a = nn.Linear(16, 48)
+
+    def forward(self, input_ids):
+        return self.a(self.c(input_ids) * self.d(input_ids).cos())
+
+def make():
+    return M()
+"""
+    graph = trace_model(load_model(model_file(source), {}, None), sequence=8, dtype="float32")
+    assert {fqn for block in graph.blocks for _, fqn in block.parameters} == {"c.weight", "d.weight", "a.weight", "a.bias"}
 
 
 def test_parts_that_have_no_number_in_common() -> None:
