@@ -19,6 +19,8 @@ from planner.trace.regions import body_of, returns_operand, without_gradient, wr
 WRONG = "a value that has a gradient is changed in place under torch.no_grad() or through .detach(), its gradient is not"
 ADVICE = ("h + (f(h) - h).detach() has the values of f(h) and the gradient of h; what is to have no gradient is changed in a "
           "copy, h.detach().clone()")
+GIVEN = "a change in place gives a gradient to a detached value, which lies in the memory of the value that it was taken from"
+COPY = "write into a copy, h.detach().clone()"
 
 
 @dataclass
@@ -125,7 +127,7 @@ class _Reader:
             return
         view.carries |= gradients and self._carry(node)
         if gradients and view.apart and view.carries:  # the value that it is a view of would have its gradient, or it none
-            self._refuse(node)
+            raise ModelError(line_of(node) or self.where, GIVEN, COPY)
         if (not gradients or view.apart) and any(each.carries for each in view.storage.views):
             view.storage.changed = node
 

@@ -59,6 +59,23 @@ def test_changes_and_maps_within_no_grad(lines: str, model_file: Callable[[str],
     assert error < 1e-12
 
 
+GIVEN = ["y = x.detach()\ny[:, 0] = self.b(x)[:, 0]\nx = y", "y = x.detach()\ny += self.b.bias\nx = y"]
+
+
+@pytest.mark.parametrize("lines", GIVEN)
+def test_a_detached_value_that_is_given_a_gradient(lines: str, model_file: Callable[[str], str]) -> None:
+    """It is refused with the way out, which has the gradients of the plain model."""
+    spec = model_file(model(lines))
+    written = Path(spec.rpartition(":")[0]).read_text().splitlines()
+    line = next(at for at, text in enumerate(written, 1) if re.search(r"y\[:, 0\] =|y \+=", text))
+    said = r"gives a gradient to a detached value, .*; write into a copy, h.detach\(\).clone\(\)$"
+    with pytest.raises(ModelError, match=said) as raised:
+        trace_model(load_model(spec, {}, None), sequence=8, dtype="float64")
+    assert raised.value.where.endswith(f"user_model.py:{line}")
+    _, error = both(load_model(model_file(model(lines.replace(".detach()", ".detach().clone()"))), {}, None))
+    assert error < 1e-12
+
+
 @pytest.mark.parametrize("lines", [
     "with torch.no_grad():\n    x.clamp_(-0.5, 0.5)",
     "with torch.no_grad():\n    x[:, 0] = 0",
@@ -66,7 +83,6 @@ def test_changes_and_maps_within_no_grad(lines: str, model_file: Callable[[str],
     "with torch.no_grad():\n    torch.mul(x, 2, out=x)",
     "x.detach().mul_(2)",
     "y = x.flatten().detach()\ny.mul_(2)",
-    "y = x.detach()\ny[:, 0] = self.b(x)[:, 0]\nx = y",
     "x = torch.vmap(lambda row: self.b(row.detach().mul_(0.5) + row))(x)",
 ])
 def test_a_change_that_the_gradient_does_not_see(lines: str, model_file: Callable[[str], str]) -> None:
