@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
         target = args[0]
         old = self.history(target)
         new = self._transformed(name, old, target, args[1:], kwargs)
-        whole = target.numel() == target.untyped_storage().nbytes() // target.element_size()
+        whole = _is_whole(target)
         new = self._of(new, [each for each in tensors if each is not target or name not in _OVERWRITES or not whole])
         if whole:
             self._remember(target, new)
@@ -242,7 +242,10 @@ class Recorder(TorchDispatchMode):
     ) -> Tensor:
         """Stands for torch's own while a model is built: that one rejects samples, which needs their values."""
         del generator
-        self._remember(tensor, self._drawn("trunc_normal", (mean, std, a, b), tensor))
+        if _is_whole(tensor):
+            self._remember(tensor, self._drawn("trunc_normal", (mean, std, a, b), tensor))
+        else:
+            self._remember(tensor, self.history(tensor).then(("unknown", "trunc_normal_ on a part of it")))
         self._set_stale(tensor)
         return tensor
 
@@ -261,6 +264,11 @@ _DRAWS = {"bernoulli", "random", "exponential", "cauchy", "geometric", "log_norm
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its storage."""
+    return tensor.numel() == tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
 def _lies(tensor: Tensor) -> tuple[object, ...]:
@@ -397,7 +405,12 @@ def decode(text: str, dtype: torch.dtype) -> Tensor:
 def recording(recorder: Recorder) -> Iterator[None]:
     """Run construction under the recorder."""
     original = torch.nn.init._no_grad_trunc_normal_
-    torch.nn.init._no_grad_trunc_normal_ = recorder.trunc_normal
+
+    def trunc_normal(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        kept = not _is_whole(tensor) and not isinstance(tensor, FakeTensor)  # a part with values: no recipe, but its numbers
+        return (original if kept else recorder.trunc_normal)(tensor, *arguments, **options)
+
+    torch.nn.init._no_grad_trunc_normal_ = trunc_normal
     try:
         with recorder:
             yield

@@ -118,6 +118,7 @@ def make():
     ("nn.init.orthogonal_(self.w)", "the initialisation of parameter w uses"),
     ("pass", "parameter w is never initialised"),
     ("nn.init.normal_(self.w[:2])", "normal_ on a part of it"),
+    ("nn.init.trunc_normal_(self.w[:2])", "_ on a part of it"),
     ("self.w.data[1:] = torch.ones(299, 300) * torch.arange(300)", "copy_ on a part of it"),
 ])
 def test_unrecorded(model_file: Callable[[str], str], line: str, said: str) -> None:
@@ -152,16 +153,19 @@ class M(nn.Module):
                 row.fill_(at)
         self.part = nn.Parameter(torch.empty(4, 3))
         self.part.data[:2], self.part.data[2:] = torch.randn(2, 3), 1.0
+        self.cut = nn.Parameter(torch.ones(4, 3))
+        nn.init.trunc_normal_(self.cut[:2], std=0.02)
 
 def make():
     return M()
 """), {}, None)
     built, plain = build(source, "float32"), dict(source.build().named_parameters())
     assert {parameter.fqn: parameter.init[0].op for parameter in built.parameters} == dict.fromkeys(plain, "value")
-    assert built.frozen == ("part",)
+    assert built.frozen == ("part", "cut")
     for parameter in built.parameters:
         start = replay(parameter.init, torch.empty(parameter.type.sizes(1)))
-        part = start[2:] if parameter.fqn == "part" else start
+        part = start[2:] if parameter.fqn in built.frozen else start
+        assert parameter.fqn != "cut" or 0 < start[:2].abs().max() < 0.2
         assert torch.equal(part, plain[parameter.fqn][-len(part):]), parameter.fqn
 
 
