@@ -134,10 +134,15 @@ class Backward:
 
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""
-        name = self.block.paths.handed_on.get(value, value)
-        if name not in self.trained or name in self.present or name in self.parts or self.missing[name] > 1:
-            return ACTIVATIONS
-        return ACTIVATIONS if name in self.waits else GRADIENTS
+        names = self.block.paths.handed_on.get(value, (value,))
+        # Of several an ordinary pass copies all but the last; the weight part lets the first one have it.
+        found = any(map(self._is_first, names if self.split else names[-1:]))
+        return GRADIENTS if found else ACTIVATIONS
+
+    def _is_first(self, name: str) -> bool:
+        """Whether what comes next for a parameter is all of its first gradient."""
+        earlier = name in self.present or name in self.parts or self.missing[name] > 1
+        return name in self.trained and not earlier and name not in self.waits
 
     def _let_go(self, at: int) -> None:
         for storage in self.kept.pop(at, ()):
@@ -263,7 +268,7 @@ class Backward:
                 self.heap.drop(gradient.storage)
             if called and not kept:
                 self._let_go(at)
-        return self._hand_over(found)
+        return self._hand_over(found, {gradient.storage for at in nodes for gradient in self.waiting[at]})
 
     def _called(self, primitive: Primitive, incoming: Sequence[Gradient], wanted: Container[str]) -> Made:
         """What a node of the weight part makes of the gradients that are wanted."""
@@ -274,16 +279,24 @@ class Backward:
         self.heap.passing(whole + primitive.backward_scratch + primitive.inner)
         return made
 
-    def _hand_over(self, found: dict[str, Gradient]) -> list[Storage]:
-        """The first gradient of a parameter is its gradient; others are added to it in place."""
-        added = list[Storage]()
+    def _hand_over(self, found: dict[str, Gradient], came: Container[Storage]) -> list[Storage]:
+        """The first gradient of a parameter is its gradient, or a copy where it lies in what ``came`` in, in an earlier one's
+        memory or over itself (runtime/weight_part.py, ``_is_held``); others are added to it in place."""
+        added, taken = list[Storage](), set[Storage]()
         for name, gradient in found.items():
             if name in self.waits:
                 continue
-            if name in self.present:
-                added.append(gradient.storage)
-            else:
+            storage = gradient.storage
+            apart = gradient.view and gradient.order.straight
+            if name not in self.present:
                 self.present.add(name)
-                if gradient.storage.kind != OUTSIDE:
-                    self.heap.move(gradient.storage, GRADIENTS)
+                if (apart or storage not in taken) and storage not in came and gradient.size <= storage.size:
+                    taken.add(storage)
+                    self.heap.move(storage, GRADIENTS)
+                    continue
+                self.heap.make(gradient.size, GRADIENTS)
+            if storage in taken or storage in added or storage.kind == OUTSIDE:
+                self.heap.drop(storage)
+            else:
+                added.append(storage)
         return added

@@ -100,13 +100,13 @@ class Paths:
         return wanted
 
     @cached_property
-    def handed_on(self) -> Mapping[str, str]:
-        """By value made of one parameter alone, that parameter, where its gradient is the value's own, as it lies."""
-        found: dict[str, str] = {}
+    def handed_on(self) -> Mapping[str, tuple[str, ...]]:
+        """By value made of parameters alone, those of them whose gradients are the value's own, as it lies."""
+        found: dict[str, tuple[str, ...]] = {}
         for primitive in self._primitives:
-            for value, made in primitive.reads:
-                if made == PASS and value in self.derived:
-                    found |= {result: found.get(value, value) for result, _ in primitive.makes if result in self.derived}
+            handed = [value for value, made in primitive.reads if made == PASS and value in self.derived]
+            names = tuple(dict.fromkeys(name for value in handed for name in found.get(value, (value,))))
+            found |= {result: names for result, _ in primitive.makes if names and result in self.derived}
         return found
 
     def reached(self, outputs: Collection[str]) -> tuple[frozenset[int], frozenset[str]]:

@@ -826,3 +826,38 @@ class Modulated(nn.Module):
 
 def conditioned(blocks: int = 3, layers: int = 3, width: int = 16, told: int = 20, vocab: int = 64) -> Conditioned:
     return Conditioned(blocks, layers, width, told, vocab)
+
+
+class Added(nn.Module):
+    """Products by sums of two parameters, one of which lies in more dims, or turned; a parameter as large as what it is added
+    to, a sum of a parameter's elements, and two parameters side by side."""
+
+    def __init__(self, width: int, seq: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Conv1d(width, width, 1)
+        self.more, self.less = (nn.Parameter(torch.randn(width, width) / width) for _ in range(2))
+        self.place, self.gain = nn.Parameter(torch.randn(1, seq, width) / 8), nn.Parameter(torch.randn(width) / 8)
+        self.first, self.second = (nn.Parameter(torch.randn(width // 2) / 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(F.linear(x + self.place, self.up.weight + self.more - self.less, self.up.bias)) * self.gain.sum()
+        y = F.conv1d(y.transpose(1, 2), self.down.weight + self.less[..., None], self.down.bias).transpose(1, 2)
+        return x + y * torch.cat([self.first, self.second])
+
+
+class Summed(Stacked):
+    """The head is the sum of the embedding and a table of its own."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(x, self.embedding.weight + self.head.weight)
+
+
+def added(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:
+    return Stacked((Added(width, seq) for _ in range(layers)), width, vocab)
+
+
+def summed(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Summed:
+    return Summed((Added(width, seq) for _ in range(layers)), width, vocab)

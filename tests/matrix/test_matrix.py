@@ -84,6 +84,10 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     # Parameters that are read again further on, collectives between, in the same block and in a later one.
     ("scaled", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
     ("scaled", Row(tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
+    # Sums of parameters, whose gradients are one tensor; a parameter as large as what it is added to.
+    ("added", Row(pipeline=2, accumulation=4, schedule="interleaved-zero-bubble")),
+    ("summed", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("summed", Row(pipeline=2, data=2, zero=2, accumulation=2, microbatch=2, schedule="zbv")),
     # A stage hands on what it has received.
     ("reading", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("reading", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),

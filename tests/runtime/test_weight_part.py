@@ -97,3 +97,60 @@ def test_a_gradient_stays_with_its_output() -> None:
     _, groups = backward_inputs([first.sin(), second.cos()], [torch.ones(3), torch.ones(3)], [x], module.parameters())
     backward_weights(module, groups)
     assert scale.grad is not None and torch.allclose(scale.grad, -scale.exp().sin() * scale.exp())
+
+
+class Adding(nn.Module):
+    """Parameters whose gradients lie in one memory: a sum's are one tensor, or views of one; a sum over elements' lies over
+    itself; one as large as what it is added to has what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+        self.deep, self.lone, self.place = (nn.Parameter(torch.randn(size)) for size in ((4, 4, 1), (4,), (1, 2, 4)))
+        self.left, self.right = (nn.Parameter(torch.randn(2, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh((x + self.place) @ (self.first + self.second)) * self.lone.sum()
+        x = x @ (self.first[None] + self.deep.squeeze(-1)[None]) @ (self.third.t() - self.second)
+        return x @ torch.cat([self.left, self.right])
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+def test_a_gradient_has_memory_of_its_own(microbatches: int) -> None:
+    """Later micro-batches' gradients are added to the first one's in place; what came in lies in buffers that are written
+    again."""
+    torch.manual_seed(0)
+    module = Adding().double()
+    parameters = list(module.parameters())
+    xs = [torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(microbatches)]
+    expected = torch.autograd.grad(torch.stack([module(x).square().sum() for x in xs]).sum(), parameters)
+    buffer = torch.empty(1, 2, 4, dtype=torch.float64)
+    for x in xs:
+        made = module(x)
+        buffer.copy_(2 * made.detach())
+        _, groups = backward_inputs([made], [buffer], [x], parameters)
+        backward_weights(module, groups)
+        buffer.fill_(float("nan"))
+    for (name, parameter), gradient in zip(module.named_parameters(), expected, strict=True):
+        assert parameter.grad is not None and torch.allclose(parameter.grad, gradient, rtol=1e-12, atol=1e-12), name
+
+
+def test_a_gradient_that_is_what_comes_in_is_copied() -> None:
+    """It may lie in a receive buffer."""
+    place, x = nn.Parameter(torch.randn(1, 3)), torch.randn(1, 3, requires_grad=True)
+    module = nn.ParameterList([place])
+    came = torch.randn(1, 3)
+    expected = came.clone()
+    _, groups = backward_inputs([x + place], [came], [x], module.parameters())
+    backward_weights(module, groups)
+    came.fill_(0)
+    assert place.grad is not None and torch.equal(place.grad, expected)
+
+
+def test_parts_of_one_gradient_side_by_side_are_not_copied() -> None:
+    left, right = (nn.Parameter(torch.randn(2, 3)) for _ in range(2))
+    module, x = nn.ParameterList([left, right]), torch.randn(5, 4, requires_grad=True)
+    _, groups = backward_inputs([x @ torch.cat([left, right])], [torch.ones(5, 3)], [x], module.parameters())
+    backward_weights(module, groups)
+    assert left.grad is not None and right.grad is not None
+    assert left.grad.untyped_storage()._cdata == right.grad.untyped_storage()._cdata
