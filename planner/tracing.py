@@ -122,8 +122,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             torch.set_num_threads(1)
         try:
             asked: _Asked = pickle.load(source)
-        except EOFError:
-            return
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return  # Whoever asks has ended, maybe within the question.
         sys.path[:] = asked.path
         answer = _answer(asked.wanted)
         sys.stdout.flush()  # Who has the answer ends this process.

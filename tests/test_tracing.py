@@ -14,6 +14,7 @@ from planner.ir.errors import ModelError, NoPlanFits
 from planner.ir.serialize import to_json
 from planner.search.refusal import MemoryTooSmall
 from planner.tracing import Tracer, Wanted, trace_here
+from planner.workers import start_process
 
 FILE = """
 import os
@@ -102,6 +103,14 @@ def test_a_process_that_a_signal_ends_is_told_by_its_signal(
 ) -> None:
     with pytest.raises(ModelError, match=said):
         tracer(replace(wanted("killed"), settings={"name": name}))
+
+
+def test_a_question_that_breaks_off_is_none(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks was killed: a traceback of the process that is left would be the last thing said."""
+    with start_process("planner.tracing", "serve", heard=True) as process:
+        process.communicate(pickle.dumps([list(range(1000))])[:1000])
+        assert process.returncode == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_every_kind_of_error_travels() -> None:

@@ -340,8 +340,10 @@ def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best, dead
 
 
 def _listen(source: BinaryIO, orders: queue.SimpleQueue[Any]) -> None:
+    """Whoever orders may end within an order (killed, out of memory): then there are no more either."""
     try:
-        while True:
-            orders.put(pickle.load(source))
-    except EOFError:
+        with suppress(OSError, EOFError, pickle.UnpicklingError):
+            while True:
+                orders.put(pickle.load(source))
+    finally:
         orders.put(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from planner.search.placing import Bounds, place
 from planner.search.prices import Prices, Unit
 from planner.search.request import Look, as_it_is
 from planner.search.solve import Fingerprints
+from planner.workers import start_process
 from tests.costing.test_measured_memory import graph_of
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 
@@ -186,6 +188,18 @@ def test_a_look_that_cannot_be_sent(heard: list[Answer], alone_s: float) -> None
 def test_no_process_is_left(heard: list[Answer], helpers: list[Helper]) -> None:
     searched()
     assert len(helpers) == 1 and helpers[0]._process.poll() is not None
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_it_ends_with_its_orders_however_they_end(part: float) -> None:
+    """Whoever orders may be killed within an order: nobody is left to end the process."""
+    order = pickle.dumps([list(range(1000))])
+    with start_process("planner.search.helper", "serve", heard=False) as process:
+        try:
+            process.communicate(order[: round(part * len(order))], timeout=60)
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
