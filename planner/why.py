@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -118,6 +118,7 @@ def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterato
     """The job as it is, then with one more GB on every device, each level's network twice as quick, one more node. Raises
     PinError where the job's constraints cannot hold."""
     known: Prices | None = None
+    plans: tuple[Plan, ...] = (bundle.plan,)
     for change, larger in _larger(bundle.cluster):
         progress(f"solving: {change}")
         if isinstance(larger, str):
@@ -126,23 +127,29 @@ def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterato
         try:
             result = fitted(bundle.graph, larger, request, known=known)
             known = result.prices if known is None else known
-            yield _at_least(bundle, larger, request, Gain(change, result))
+            gain = _at_least(plans, bundle, larger, request, Gain(change, result))
+            if larger is bundle.cluster and gain.result is not None and gain.result.plan != bundle.plan:
+                plans = (bundle.plan, gain.result.plan)
+            yield gain
         except (NoPlanFits, PinError) as refusal:
             if isinstance(refusal, PinError) and larger is bundle.cluster:
                 raise  # The job itself cannot be: no cluster is to blame.
             yield Gain(change, None, str(refusal))
 
 
-def _at_least(bundle: Bundle, cluster: Cluster, request: Request, found: Gain) -> Gain:
-    """What was found, or the plan itself where that is quicker: a search that ends at its time limit may know less. An edited
-    plan that breaks the job's limits is none of the job's."""
+def _at_least(plans: Sequence[Plan], bundle: Bundle, cluster: Cluster, request: Request, found: Gain) -> Gain:
+    """What was found, or the quickest of ``plans`` where that is quicker: a search that ends at its gap or its time limit may
+    know less. The first of them is the file's own, which may have been edited; one that breaks the job's limits is none of the
+    job's."""
     if cluster.devices != bundle.cluster.devices or found.result is None:
         return found
-    prediction = evaluate_plan(bundle.plan, bundle.graph, cluster)
-    broken = broken_limit(request.constraints, bundle.plan, bundle.graph, cluster, prediction)
-    if broken is None and prediction.fits and prediction.step_s < found.result.prediction.step_s:
-        return replace(found, result=replace(found.result, plan=bundle.plan, prediction=prediction))
-    return replace(found, broken=broken)
+    broken, best = [], found.result
+    for plan in plans:
+        prediction = evaluate_plan(plan, bundle.graph, cluster)
+        broken.append(broken_limit(request.constraints, plan, bundle.graph, cluster, prediction))
+        if broken[-1] is None and prediction.fits and prediction.step_s < best.prediction.step_s:
+            best = replace(best, plan=plan, prediction=prediction)
+    return replace(found, result=best, broken=broken[0])
 
 
 def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster | str]]:

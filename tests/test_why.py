@@ -12,11 +12,12 @@ import yaml
 
 from hardware_profiles import Cluster, resolve_cluster
 from planner.bundle import read
+from planner.evaluate import evaluate_plan
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
 from planner.search import Request, SearchResult
 from planner.search.request import Certificate
-from planner.why import Gain, request_of, sensitivity
+from planner.why import Gain, _larger, request_of, sensitivity
 from tests.commands import SMALL, Outcome, run
 
 QUICK = ("--gap", "0.02", "--time-limit", "5")
@@ -149,6 +150,36 @@ def test_more_hardware_never_costs(planned: tuple[Path, Outcome]) -> None:
         if row["fits"] and row["change"] != "1 more node":
             assert row["step_s"] <= planned[1].json["predicted"]["step_s"] * (1 + 1e-9)
             assert row["saved_at_most_s"] >= row["saved_s"] - 1e-12
+
+
+def test_what_was_found_for_the_job_as_it_is_counts_on_more_hardware(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later search that ends at its gap or its time limit may know less than the first, and so may the file's plan."""
+    found = read(planned[0])
+    slow = replace(found.plan, stages=tuple(
+        replace(stage, decisions=tuple(replace(decision, recompute="full") for decision in stage.decisions))
+        for stage in found.plan.stages
+    ))
+    bundle = replace(found, plan=slow, prediction=evaluate_plan(slow, found.graph, found.cluster))
+    own_s = found.prediction.step_s
+    assert own_s < bundle.prediction.step_s
+
+    def fitted(graph: ModelGraph, cluster: Cluster, request: Request, **options: object) -> SearchResult:
+        if cluster is bundle.cluster:
+            return SearchResult(found.plan, found.prediction, Certificate(0.5 * own_s, 1, 1))
+        return SearchResult(slow, replace(bundle.prediction, step_s=2 * own_s), Certificate(0.5 * own_s, 1, 1))
+
+    monkeypatch.setattr("planner.why.fitted", fitted)
+    as_it_is, *same, node = sensitivity(bundle, request_of(bundle, gap=0.1, time_limit_s=1.0), lambda text: None)
+    assert as_it_is.result is not None and as_it_is.result.prediction == found.prediction
+    assert same[0].change == "1 GB more memory a device" and len(same) == 1 + len(bundle.cluster.levels)
+    larger = (cluster for _, cluster in _larger(bundle.cluster) if isinstance(cluster, Cluster))
+    for gain, cluster in zip(same, list(larger)[1:-1], strict=True):
+        assert gain.result is not None and gain.result.plan == found.plan, gain.change
+        assert gain.result.prediction == evaluate_plan(found.plan, found.graph, cluster)
+        assert gain.result.prediction.step_s <= own_s
+    assert node.result is not None and node.result.plan == slow, "it is a plan of fewer devices"
 
 
 def test_a_plan_that_breaks_its_constraints_does_not_count(
