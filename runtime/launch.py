@@ -128,7 +128,7 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     add("--export-start", type=Path, help="write the initial parameters to this file, for the plain model; not on a resume")
     add("--learning-rate", type=float, default=3e-4)
     add("--warmup", type=int, default=0, help="steps of linear warm-up")
-    add("--decay-steps", type=int, default=0, help="step at which a cosine decay of the rate ends; 0: constant")
+    add("--decay-steps", type=int, default=0, help="step at which a cosine decay of the rate, to a tenth, ends; 0: constant")
     add("--weight-decay", type=float, default=0.1)
     add("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     add("--compile", action="store_true", help="compile every block")
@@ -139,6 +139,9 @@ def parse_options(arguments: Sequence[str] | None = None, **defaults: object) ->
     options = Options(**vars(parser.parse_args(arguments)))
     for name, value in vars(options).items():
         _check_range(flag(name), name, value)
+    if 0 < options.decay_steps <= options.warmup:
+        right = f"more than the {options.warmup} steps of --warmup, or 0"
+        raise ProgramError("--decay-steps", f"{options.decay_steps} ends within the warm-up", right)
     if options.checkpoint is None and options.checkpoint_every != parser.get_default("checkpoint_every"):
         raise ProgramError("--checkpoint-every", "there is no --checkpoint", "give the directory")
     return options

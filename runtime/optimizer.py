@@ -16,7 +16,8 @@ from .parameters import Held
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """Linear warm-up over ``warmup`` steps to ``peak``; then constant, or a cosine to ``floor`` at ``decay_steps``."""
+    """Linear warm-up over ``warmup`` steps to ``peak``; then constant, or a cosine to ``floor`` (a part of
+    it) at ``decay_steps``, which is more than ``warmup``."""
 
     peak: float
     warmup: int = 0
@@ -29,7 +30,7 @@ class LearningRate:
             return self.peak * step / self.warmup
         if not self.decay_steps:
             return self.peak
-        done = min((step - self.warmup) / max(self.decay_steps - self.warmup, 1), 1.0)
+        done = min((step - self.warmup) / (self.decay_steps - self.warmup), 1.0)
         return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,3 +32,18 @@ def test_a_step_may_weigh_nothing_but_not_less(alone: None) -> None:
     assert trainer.step()[1] == 0
     with pytest.raises(ProgramError, match=r"^loss: the total weight of step 3 is negative \(-0\.75\); weights that add"):
         trainer.step()
+
+
+LAUNCHER = """
+import subprocess, sys
+held = b"x" * 2**30
+code = "import torch; from runtime.metrics import peak_memory_bytes as most; print(most(torch.device('cpu')))"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_is_not_that_of_whoever_starts_the_program() -> None:
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", LAUNCHER], cwd=root, capture_output=True, text=True, check=True)
+    assert 2**26 < int(ran.stdout) < 2**30

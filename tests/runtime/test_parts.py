@@ -204,6 +204,14 @@ def test_steps_between_checkpoints_need_a_place_for_them() -> None:
     assert launch.parse_options([], checkpoint_every=5).checkpoint is None
 
 
+def test_a_decay_ends_behind_the_warm_up() -> None:
+    said = r"^--decay-steps: 3 ends within the warm-up; more than the 3 steps of --warmup, or 0$"
+    with pytest.raises(ProgramError, match=said):
+        launch.parse_options(["--decay-steps", "3"], warmup=3)
+    assert launch.parse_options(["--decay-steps", "4"], warmup=3).decay_steps == 4
+    assert launch.parse_options(["--decay-steps", "0", "--warmup", "9"]).warmup == 9
+
+
 @pytest.mark.parametrize(("name", "value", "said"), [
     ("warmup", None, "is None; a whole number"), ("warmup", 1.5, "is 1.5; a whole number"), ("warmup", True, "is True; a"),
     ("clip", None, "is None; a number"), ("clip", -1, "-1; 0 or more"), ("compile", 1, "is 1; True or False"),
