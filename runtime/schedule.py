@@ -11,6 +11,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
 from .dropout import DropoutStream
+from .own_gradients import own_gradients
 from .receives import slots_in_order, slots_of_single
 from .sends import Sends, events_of, releases
 from .stage import BATCH, ZeroStage
@@ -131,6 +132,8 @@ class PlainRunner:
             extra = {"rng": streams(index)} if streams is not None else {}
             loss = self.stage(**chunk, **extra)
             (loss * scale).backward()
+            if index == 0:
+                own_gradients(self.stage.parameters())
             sums.append(loss.detach())
         return torch.stack(sums).sum()
 

@@ -15,6 +15,7 @@ from torch.distributed.pipelining._backward import stage_backward
 
 from .dropout import DropoutStream
 from .input_part import backward_inputs
+from .own_gradients import own_gradients
 from .sends import Sends
 from .weight_part import backward_weights
 from .zero import Microbatching
@@ -201,6 +202,8 @@ class ZeroStage(PipelineStage):
         done = self._finished == self._microbatches
         self.control.before_backward(last=done and not self.split_backward, synchronise=done)
         made = stage_backward(outputs, gradients, inputs)
+        if self._finished == 1:
+            own_gradients(self.submod.parameters(), (*(gradients or ()), *made))
         return _apart(_or_zeros(made, inputs, asked), gradients), None
 
 

@@ -17,6 +17,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 
+from .own_gradients import OwnMemory
+
 Groups = list[dict[str, Any]]
 """torch's: parameters, the nodes where they join the path of the inputs (``intermediates``), and what came into these."""
 
@@ -45,37 +47,13 @@ def _accumulate(module: nn.Module, groups: Groups, *, retain_graph: bool) -> Non
         joined = list(group["params"])
         made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in joined], came, retain_graph=retain_graph)
         del group["grads"]
-        taken = list[Tensor]()
+        memory = OwnMemory(came)  # torch's accumulation copies what others hold; its ``grad`` leaves that to the caller
         for node, gradient in zip(joined, made, strict=True):
             parameter = owners[node]
             if parameter.grad is not None:
                 parameter.grad += gradient
-                continue
-            if _is_held(gradient, came, taken):
-                gradient = gradient.clone(memory_format=torch.contiguous_format)
-            taken.append(gradient)
-            parameter.grad = gradient
-
-
-def _is_held(gradient: Tensor, came: Sequence[Tensor], taken: Sequence[Tensor]) -> bool:
-    """Whether adding to a gradient in place would change something else: what came in (it may lie in a buffer that is written
-    again, and wait for other nodes), a gradient that was ``taken`` before, as of ``a + b``, or itself, where it was expanded.
-    torch's own accumulation copies such a one, but for views (``accumulate_grad.h``); ``torch.autograd.grad`` leaves that to
-    its caller."""
-    if any(size > 1 and not stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True)):
-        return True
-    storage, (first, end) = gradient.untyped_storage()._cdata, _extent(gradient)
-    if any(each.untyped_storage()._cdata == storage for each in came):
-        return True
-    others = (_extent(each) for each in taken if each.untyped_storage()._cdata == storage)
-    return any(first < other_end and other_first < end for other_first, other_end in others)
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage between which a tensor lies."""
-    first, item = int(tensor.storage_offset()), tensor.element_size()
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return first * item, (first + reach if tensor.numel() else first) * item
+            else:
+                parameter.grad = memory.give(gradient)
 
 
 def _arranged(groups: Groups) -> tuple[Groups, Groups]:

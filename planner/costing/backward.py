@@ -135,9 +135,12 @@ class Backward:
     def _kind(self, value: str) -> int:
         """A parameter's first gradient is a gradient from the moment that it is made, a part of one is none."""
         names = self.block.paths.handed_on.get(value, (value,))
-        # Of several an ordinary pass copies all but the last; the weight part lets the first one have it.
-        found = any(map(self._is_first, names if self.split else names[-1:]))
-        return GRADIENTS if found else ACTIVATIONS
+        if self.split:
+            return GRADIENTS if any(map(self._is_first, names)) else ACTIVATIONS  # the weight part lets the first one have it
+        # An ordinary pass copies for all but the last, and for that one too where another holds a part in the same memory.
+        *others, last = names
+        held = any(name in self.waits or (self.missing[name] > 1 and name not in self.parts) for name in others)
+        return GRADIENTS if self._is_first(last) and not held else ACTIVATIONS
 
     def _is_first(self, name: str) -> bool:
         """Whether what comes next for a parameter is all of its first gradient."""
@@ -177,7 +180,9 @@ class Backward:
         if value in self.present:
             self.heap.drop(storage)
             return
-        if (storage.references > 1 and not gradient.view) or not gradient.order.straight:
+        # Of a view torch does not ask who else has its memory; where that is all of it, runtime/own_gradients.py does.
+        apart = gradient.view and gradient.size < storage.size
+        if (storage.references > 1 and not apart) or not gradient.order.straight:
             copy = self.heap.make(gradient.size)
             self.heap.drop(storage)
             storage = copy
@@ -281,17 +286,17 @@ class Backward:
 
     def _hand_over(self, found: dict[str, Gradient], came: Container[Storage]) -> list[Storage]:
         """The first gradient of a parameter is its gradient, or a copy where it lies in what ``came`` in, in an earlier one's
-        memory or over itself (runtime/weight_part.py, ``_is_held``); others are added to it in place."""
-        added, taken = list[Storage](), set[Storage]()
+        memory or over itself (runtime/own_gradients.py); others are added to it in place."""
+        added, taken = list[Storage](), dict[Storage, int]()
         for name, gradient in found.items():
             if name in self.waits:
                 continue
             storage = gradient.storage
-            apart = gradient.view and gradient.order.straight
             if name not in self.present:
                 self.present.add(name)
-                if (apart or storage not in taken) and storage not in came and gradient.size <= storage.size:
-                    taken.add(storage)
+                sizes = taken.get(storage, 0) + gradient.size  # parts of one that have none in common are apart
+                if sizes <= storage.size and storage not in came:
+                    taken[storage] = sizes
                     self.heap.move(storage, GRADIENTS)
                     continue
                 self.heap.make(gradient.size, GRADIENTS)

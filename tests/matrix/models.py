@@ -837,22 +837,24 @@ class Added(nn.Module):
         self.up, self.down = nn.Linear(width, width), nn.Conv1d(width, width, 1)
         self.more, self.less = (nn.Parameter(torch.randn(width, width) / width) for _ in range(2))
         self.place, self.gain = nn.Parameter(torch.randn(1, seq, width) / 8), nn.Parameter(torch.randn(width) / 8)
+        self.time = nn.Parameter(torch.randn(seq, width) / 8)
         self.first, self.second = (nn.Parameter(torch.randn(width // 2) / 8) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.time[None]
         y = torch.tanh(F.linear(x + self.place, self.up.weight + self.more - self.less, self.up.bias)) * self.gain.sum()
         y = F.conv1d(y.transpose(1, 2), self.down.weight + self.less[..., None], self.down.bias).transpose(1, 2)
         return x + y * torch.cat([self.first, self.second])
 
 
 class Summed(Stacked):
-    """The head is the sum of the embedding and a table of its own."""
+    """The head is the sum of the embedding and a table of its own, both seen in one more dim."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
-        return F.linear(x, self.embedding.weight + self.head.weight)
+        return F.linear(x, (self.embedding.weight[None] + self.head.weight[None])[0])
 
 
 def added(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Stacked:

@@ -87,6 +87,8 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
     # Sums of parameters, whose gradients are one tensor; a parameter as large as what it is added to.
     ("added", Row(pipeline=2, accumulation=4, schedule="interleaved-zero-bubble")),
     ("summed", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    ("summed", Row(pipeline=2, accumulation=4)),
+    ("summed", Row(data=2, zero=1, accumulation=3)),
     ("summed", Row(pipeline=2, data=2, zero=2, accumulation=2, microbatch=2, schedule="zbv")),
     # A stage hands on what it has received.
     ("reading", Row(pipeline=2, accumulation=4, schedule="zbv")),
