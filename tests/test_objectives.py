@@ -18,6 +18,7 @@ from planner.search.least import Least
 from planner.search.refusal import MemoryTooSmall
 from tests.cli.contract import check_contract
 from tests.commands import SMALL, run, small
+from tests.wide import wide
 
 PLAN = ("plan", *SMALL, "--batch", 16, "--gap", 0.05, "--time-limit", 4, "--json")
 ON = ("--cluster", "local-cpu:1x4")
@@ -118,8 +119,9 @@ def above_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("above_sums")
-@pytest.mark.parametrize("asked", [("--objective", "memory"), ("--objective", "memory", "--within", "50%"), ("--pareto",)],
-                         ids=lambda asked: asked[-1])
+@pytest.mark.parametrize("asked", [
+    ("--objective", "memory"), wide(("--objective", "memory", "--within", "50%")), wide(("--pareto",)),
+], ids=lambda asked: asked[-1])
 def test_plans_keep_the_limit_of_memory_in_their_certificate(asked: tuple[str, ...], tmp_path: Path) -> None:
     """What is found under a limit is read again under it: the proof that `plan` printed is the one that `check` finds."""
     report = run(*PLAN, *ON, *asked, "-o", tmp_path / "plan.yaml").json

@@ -17,6 +17,7 @@ from tests.codegen.megatron import placements
 from tests.codegen.plans import plan_of, traced
 from tests.matrix.workers import Workers
 from tests.torchrun import torchrun
+from tests.wide import wide
 
 PLANS = {
     "one rank": {},
@@ -53,7 +54,7 @@ def started(plan: Plan, directory: Path) -> list[str]:
     return re.findall(r"loss (\S+)", done.stdout)
 
 
-@pytest.mark.parametrize("example", ["gpt", "llama"])
+@pytest.mark.parametrize("example", ["gpt", wide("llama")])
 def test_every_plan_prints_the_same_losses(workers: Workers, example: str, tmp_path: Path) -> None:
     graph = traced(example)
     found = {}
@@ -66,7 +67,7 @@ def test_every_plan_prints_the_same_losses(workers: Workers, example: str, tmp_p
     assert all(printed == found["one rank"] and len(printed) == 2 for printed in found.values()), found
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [wide(False), True])
 def test_tensor_parallel_programs_print_the_same_losses(workers: Workers, sequence_parallel: bool, tmp_path: Path) -> None:
     graph = traced("gpt")
     split = placements(graph, sequence_parallel)

@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 CASES = [
     ("gpt", "bf16", Row()),
-    ("llama", "fp64", Row(pipeline=2, data=4, zero="mixed", recompute="full", accumulation=2)),
+    wide("llama", "fp64", Row(pipeline=2, data=4, zero="mixed", recompute="full", accumulation=2)),
     wide("llama", "fp64", Row(data=4, tensor=2, sequence_parallel=True, zero=3, recompute="selective")),
     ("llama", "fp64", Row(data=2, tensor=4, sequence_parallel=True, zero="mixed", recompute="mixed", accumulation=2)),
     ("gpt", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, zero=2, recompute="full", accumulation=4)),
     wide("gpt", "bf16", Row(pipeline=2, data=2, tensor=2, schedule="gpipe", zero=1, recompute="selective", accumulation=2)),
-    ("gpt", "bf16", Row(pipeline=2, data=4, schedule="interleaved-1f1b", zero=3, recompute="mixed", accumulation=4)),
+    wide("gpt", "bf16", Row(pipeline=2, data=4, schedule="interleaved-1f1b", zero=3, recompute="mixed", accumulation=4)),
     ("llama", "fp64", Row(
         pipeline=2, tensor=4, sequence_parallel=True, schedule="interleaved-zero-bubble", zero=1, accumulation=4,
     )),
@@ -47,13 +47,13 @@ CASES = [
     wide("llama", "fp64", Row(pipeline=4, schedule="zbv", accumulation=24)),
     # More stages of a rank than torch's schedules would keep gathered.
     wide("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-1f1b", stages_of_rank=4, zero="mixed", accumulation=4)),
-    ("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-zero-bubble", stages_of_rank=4, zero=1, accumulation=4)),
+    wide("gpt", "bf16", Row(pipeline=2, data=2, schedule="interleaved-zero-bubble", stages_of_rank=4, zero=1, accumulation=4)),
     # Two moments hold equally much, and which comes first depends on the number of micro-batches.
     ("gpt", "bf16", Row(pipeline=2, schedule="zbv", accumulation=8, microbatch=2)),
     # Blocks that are not trained, parameters without dims or elements, names that mean nothing.
     ("hollow", "bf16", Row(data=2, zero=3, accumulation=2)),
     wide("frozen", "bf16", Row(pipeline=2, accumulation=2)),
-    ("frozen", "fp64", Row(data=2, zero=3, recompute="mixed", accumulation=2)),
+    wide("frozen", "fp64", Row(data=2, zero=3, recompute="mixed", accumulation=2)),
     # Trained and frozen parameters in one block.
     ("adapted", "bf16", Row(data=2, zero=3, accumulation=2)),
     wide("adapted", "bf16", Row(pipeline=2, data=2, zero=1, accumulation=2)),
@@ -64,7 +64,7 @@ CASES = [
     # Backward passes in two parts: values that are passed on, gradients in one storage, parameters without dims.
     wide("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="zbv")),
     ("odd", "fp64", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", microbatch=2)),
-    ("corners", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    wide("corners", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     wide("corners", "fp64", Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-zero-bubble")),
     # A gradient that lies otherwise than its parameter, which is none until it is copied.
     wide("experts", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
@@ -73,13 +73,13 @@ CASES = [
     wide("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
     ("odd", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full")),
     # Blocks share a view of what the stage makes for every micro-batch.
-    ("averages", "fp32", Row(pipeline=2, data=2, accumulation=4)),
+    wide("averages", "fp32", Row(pipeline=2, data=2, accumulation=4)),
     wide("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="interleaved-1f1b", recompute="mixed")),
     wide("averages", "fp64", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # Backward passes in two parts of blocks whose first operations hold more in their backward pass than they return.
     wide("averages", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
     ("averages", "fp64", Row(pipeline=2, data=2, accumulation=4, schedule="interleaved-zero-bubble", microbatch=2)),
-    ("decays", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
+    wide("decays", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
     wide("decays", "fp64", Row(data=2, zero=2, accumulation=2, recompute="selective")),
     # Gradients that lie otherwise than their values, complex numbers, constants on the device, results that a block keeps.
     ("turned", "fp32", Row(pipeline=2, accumulation=4, schedule="zbv")),
@@ -90,8 +90,8 @@ CASES = [
     # Several samples: gradients of turned values are copied where they are folded, or travel.
     ("sideways", "fp64", Row(tensor=2, pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     wide("reading", "fp64", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("reading", "fp32", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
-    ("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    wide("reading", "fp32", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b")),
+    wide("experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     # A bias waits for the gradient as it comes, turned by the product that follows, and the product before for a copy.
     ("soft_experts", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     wide("soft_experts", "fp64", Row(pipeline=2, accumulation=4, microbatch=2, schedule="interleaved-zero-bubble")),
@@ -116,7 +116,7 @@ CASES = [
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
     wide("experts", "bf16", Row(pipeline=2, accumulation=4, microbatch=2)),
-    ("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    wide("experts", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full")),
     wide("translator", "fp32", Row(pipeline=4, accumulation=4)),
     ("translator", "fp32", Row(pipeline=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
     # What zbv's turn passes on lies in a receive buffer already; a unit's backward pass is over when its first block's is.
@@ -125,7 +125,7 @@ CASES = [
     # Learned matrices from the left, learned masks, complex numbers; gradients that are parts of others' storages.
     wide("mixing", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     ("mixing", "fp64", Row(pipeline=2, accumulation=4, schedule="zbv")),
-    ("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective", microbatch=2)),
+    wide("mixing", "fp32", Row(data=2, zero=3, accumulation=2, recompute="selective", microbatch=2)),
     wide("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
     ("stamped", "fp32", Row(data=2, zero=1, accumulation=2, recompute="selective")),
     wide("stamped", "fp32", Row(pipeline=2, accumulation=4)),
@@ -148,7 +148,7 @@ CASES = [
     ("taught", "fp32", Row(data=2, zero=2, accumulation=2, recompute="selective", microbatch=2)),
     wide("taught", "fp32", Row(data=2, zero=3, accumulation=2)),
     wide("taught_late", "fp32", Row()),
-    ("taught_late", "bf16", Row(data=2, zero=1, accumulation=2, recompute="full")),
+    wide("taught_late", "bf16", Row(data=2, zero=1, accumulation=2, recompute="full")),
     ("taught", "fp32", Row(
         pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble", stages_of_rank=1,
     )),
@@ -189,16 +189,16 @@ FIELDS = [
     )),
     # What the context makes on the way, and turns; gradients of blocks that come in another order; normalised weights; a batch
     # that is more than a late stage holds besides.
-    ("pictures:unfolded", "fp32", SPLIT), wide("pictures:nested", "fp32", SPLIT),
+    wide("pictures:unfolded", "fp32", SPLIT), wide("pictures:nested", "fp32", SPLIT),
     wide("pictures:convolved", "fp32", SPLIT),
     ("pictures:funnel", "fp32", SPLIT), wide("pictures:funnel", "fp64", Row(pipeline=2, accumulation=4)),
     # Gradients that operations make row by row, of values whose dims lie otherwise; blocks that return a view.
-    ("pictures:heard", "fp32", SPLIT), wide("pictures:gridded", "fp32", SPLIT), wide("pictures:diffused", "fp32", SPLIT),
-    ("pictures:cut", "fp32", SPLIT),
+    wide("pictures:heard", "fp32", SPLIT), wide("pictures:gridded", "fp32", SPLIT), wide("pictures:diffused", "fp32", SPLIT),
+    wide("pictures:cut", "fp32", SPLIT),
     # A bias that torch adds after the product: what the product reads is there until then.
     ("drawn:1056", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", accumulation=4, microbatch=2)),
     # The head shares a parameter with the embedding and another one with the layers: all of them are one unit.
-    ("drawn:3033", "fp32", Row(tensor=2, accumulation=4, microbatch=2, recompute="full")),
+    wide("drawn:3033", "fp32", Row(tensor=2, accumulation=4, microbatch=2, recompute="full")),
     # The most is alive while parts of a tensor are exchanged.
     wide("drawn:13", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, schedule="gpipe", accumulation=2, microbatch=2)),
     # What goes into a recomputed region, or comes out, has a variable.

@@ -1,7 +1,7 @@
 """The emitted program equals the plain model: loss, every gradient, five AdamW steps; over a pairwise design of plans.
 
-Two factors at a time, every legal pair of values is in some plan (tests/matrix/pairwise.py), for both examples, plus a
-model whose names mean nothing. Float64 on gloo.
+Two factors at a time, every legal pair of values is in some plan (tests/matrix/pairwise.py), for both examples by turns (`make
+test-wide`: each), plus models whose names mean nothing, and what else a plan can meet. Float64 on gloo.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import nn
 from codegen import emit
 from planner.ir.graph import ModelGraph
 from planner.trace import load_model, trace_model
-from tests.matrix.build import Row, make_plan, rows_of
+from tests.matrix.build import Row, label, make_plan, rows_of
 from tests.matrix.pairwise import pairs_of, pairwise
 from tests.matrix.reference import ARGUMENTS, Reference, batches_of, build_in, give_start, train_plainly, worst_gradient
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 MODELS = Path(__file__).parent / "models.py"
 STEPS = 5
@@ -111,6 +112,8 @@ CASES = [(model, row) for model in ("gpt", "llama") for row in ROWS] + [
         Row(pipeline=2, data=2, zero=2, accumulation=2, schedule="interleaved-1f1b"),
     )),
 ]
+AGAIN = [(("gpt", "llama")[at % 2], row) for at, row in enumerate(ROWS)]
+"""The second example's turn at each row of the design."""
 
 
 @cache
@@ -161,6 +164,6 @@ def test_the_design_is_pairwise_and_large_enough() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "row"), CASES, ids=[f"{model}-{row.label}" for model, row in CASES])
+@pytest.mark.parametrize(("model", "row"), [wide(*case) if case in AGAIN else case for case in CASES], ids=label)
 def test_program_equals_plain_model(workers: Workers, model: str, row: Row, tmp_path: Path) -> None:
     assert_equal_to_plain(workers, model, row, tmp_path / "program")

@@ -51,6 +51,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.categories, self.trace = categories, trace
         self.sizes: dict[int, int] = {}
         self.made_by: dict[int, str] = {}
+        self._watched: list[weakref.finalize[Any, Any]] = []
         self.current = 0
         self.peak = Peak(0)
 
@@ -63,7 +64,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.device.type == "meta":
             return
         if key not in self.sizes:
-            weakref.finalize(storage, self._free, key)
+            self._watched.append(weakref.finalize(storage, self._free, key))
             self.made_by[key] = maker
         self._resized(key, size)
 
@@ -104,6 +105,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *problem: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        for watched in self._watched:  # Python would hold them, and this, and the program whose storages they are, for ever.
+            watched.detach()
         super().__exit__(*problem)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,6 +12,7 @@ from platform import node
 import pytest
 
 from tests.torchrun import HungError, Run, torchrun
+from tests.wide import wide
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = {"pipeline": 2, "data": 2, "tensor": 2, "microbatches": 4, "zero": [2, 0, 1, 3, 2, 2]}
@@ -31,7 +32,7 @@ def metrics(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp64", wide("bf16"), "fp16"])
 def test_eight_ranks_train_like_one(tmp_path: Path, precision: str) -> None:
     run = ["--steps", "4", "--learning-rate", "1e-2"]
     wide = "fp64" if precision == "fp64" else "fp32"
