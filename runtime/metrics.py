@@ -77,7 +77,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The accelerator memory that tensors took at most, or the process's largest resident set where there is none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # Not every system has the file, or the line.
         # What getrusage counts is on Linux handed on to a program by whoever starts it: a large notebook, say.
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         (most,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
