@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.runtime.group import PRELOAD
+from tests.runtime.group import PRELOAD, forget_groups
 
 HUNG = -int(signal.SIGQUIT)
 
@@ -53,19 +53,8 @@ def _purge(directory: Path) -> None:
     sys.path[:] = [str(directory), *(p for p in sys.path if not (Path(p or ".") / "train.py").exists())]
 
 
-def _forget_meshes() -> None:
-    """Empty DTensor's caches of sharding propagation: they return the mesh of an earlier program of the same shape, whose
-    groups are gone. One process runs one program outside of these tests."""
-    from torch.distributed.tensor import debug
-
-    debug._clear_sharding_prop_cache()
-
-
 def _run_program(directory: Path, script: Path, arguments: Sequence[str]) -> Outcome:
-    import torch.distributed as dist
-
     _purge(directory)
-    _forget_meshes()
     out, err = io.StringIO(), io.StringIO()
     code = 0
     saved, leave, run_at_exit, sleep = sys.argv, os._exit, atexit._run_exitfuncs, time.sleep
@@ -84,9 +73,7 @@ def _run_program(directory: Path, script: Path, arguments: Sequence[str]) -> Out
         err.write(traceback.format_exc())
     finally:
         sys.argv, os._exit, atexit._run_exitfuncs, time.sleep = saved, leave, run_at_exit, sleep
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        gc.collect()  # Objects in cycles hold groups, and gloo's threads with them: a thousand after some hundred programs.
+        forget_groups()
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

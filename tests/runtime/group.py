@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -30,15 +31,29 @@ class WorkerKilled(WorkerError):
     """A rank's process was ended by a signal."""
 
 
+def forget_groups() -> None:
+    """End the groups of a program that is over. Those that are alive have threads that look for work a hundred times a second:
+    some hundred programs later they would keep every core busy."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import debug
+
+    # DTensor's sharding propagation returns the mesh of an earlier program of the same shape, whose groups are gone.
+    debug._clear_sharding_prop_cache()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # Objects in cycles hold groups.
+
+
 def _work(connection: Connection, path: list[str], rank: int, size: int, store: str) -> None:
     sys.path[:] = path
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    while (message := connection.recv()) is not None:
-        case, arguments = message
+    gc.freeze()  # What torch's modules hold is not looked through after every case.
+    for count, (case, arguments) in enumerate(iter(connection.recv, None)):
+        forget_groups()  # All ranks have answered: none waits for what another one's closed connection has not delivered.
+        dist.init_process_group("gloo", init_method=f"file://{store}-{count}", rank=rank, world_size=size)
         try:
             connection.send((True, case(*arguments)))
         except BaseException:  # noqa: BLE001 - whatever happened belongs to the parent
@@ -63,10 +78,7 @@ def _ended(world: list[tuple[Any, Connection]], answers: Mapping[int, tuple[bool
 
 
 class ProcessPool:
-    """Workers are started when a world size is first asked for, and live until :meth:`close`.
-
-    A world is never torn down between cases: torch keeps device meshes, and with them process groups, in caches.
-    """
+    """Workers are started when a world size is first asked for, and live until :meth:`close`; groups end with the next case."""
 
     def __init__(self) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"

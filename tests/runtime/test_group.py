@@ -28,6 +28,25 @@ def _crash(marks: Path, times: int) -> int:
     return dist.get_rank()
 
 
+def _make_groups() -> int:
+    """The threads of this process once it has a group more than the world's."""
+    for _ in range(4):
+        dist.new_group([0, 1])
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="nothing tells a process's threads here")
+def test_groups_and_their_threads_end_with_a_case() -> None:
+    pool = ProcessPool()
+    try:
+        first = pool.run(2, _make_groups)
+        for _ in range(3):
+            last = pool.run(2, _make_groups)
+        assert last == first
+    finally:
+        pool.close()
+
+
 def test_a_crash_is_forgiven_once(tmp_path: Path) -> None:
     pool, once, always = ProcessPool(), tmp_path / "once", tmp_path / "always"
     once.mkdir()
