@@ -22,6 +22,9 @@ ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
 """What terms are added up from."""
 LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
 ADDING = frozenset({"add", "sub", "stack", "cat"})
+HALF = frozenset({"bfloat16", "float16"})
+WIDE = "float32"
+"""What sums over the batch, and what follows them, are in where the model computes in a half."""
 GUARDS = frozenset({"clamp", "clamp_min", "add"})
 NOTHING = 1e-6
 """What is added to a count to keep a quotient a number, at most."""
@@ -65,6 +68,34 @@ def added_up(graph: FlatGraph) -> frozenset[str]:
     return frozenset(found)
 
 
+def is_fixed(graph: FlatGraph, name: str) -> bool:
+    """Whether a scalar is the same whatever the batch: made of parameters and numbers, without a draw (a learned weight of a
+    task, a penalty on parameters)."""
+    if graph.type_of(name).shape != ():
+        return False
+    pending, seen = [name], set[str]()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        node = graph.by_name.get(current)
+        if node is None:
+            if current.startswith("batch:"):
+                return False
+            continue
+        extents = (extent for type_ in node.types for extent in type_.shape)
+        if draws(node) or any(isinstance(value, BatchMultiple) for value in (*extents, *dict(node.arguments).values())):
+            return False
+        pending.extend(node.operands)
+    return True
+
+
+def is_additive(graph: FlatGraph, name: str) -> bool:
+    """Whether a scalar of parts of a batch adds up to that of the whole."""
+    return name in graph.by_name and graph.by_name[name].type.shape == () and _not_additive(graph, name) is None
+
+
 def _place(graph: FlatGraph, name: str) -> str:
     """What an error names: the line that computes a value, else the model."""
     return place(graph.by_name[name], graph.where) if name in graph.by_name else graph.where
@@ -79,6 +110,8 @@ def _not_additive(graph: FlatGraph, name: str) -> Node | None:
     if node.base in ZEROS:
         return None
     summing = node.base == "sum" or arguments.get("reduction") == SUM
+    if (scaled := _scaled_by_fixed(graph, node)) is not None:
+        return _not_additive(graph, scaled) if scaled in graph.by_name else node
     linear = (node.base in LINEAR and len(node.operands) == 1) or node.base in ADDING
     added = [value for key, value in node.arguments if key == "other" and node.base in ADDING]
     plain = all(isinstance(value, (Ref, tuple)) or value == 0 for value in added)
@@ -92,6 +125,18 @@ def _not_additive(graph: FlatGraph, name: str) -> Node | None:
         if culprit is not None:
             return culprit
     return None
+
+
+def _scaled_by_fixed(graph: FlatGraph, node: Node) -> str | None:
+    """What a product, or a quotient, of two scalars scales by a fixed one; None where it is no such."""
+    if node.op not in ("mul.Tensor", "div.Tensor") or node.type.shape != ():
+        return None
+    first, second = (dict(node.arguments)[key] for key in ("self", "other"))
+    if not isinstance(first, Ref) or not isinstance(second, Ref):
+        return None
+    if is_fixed(graph, second.name):
+        return first.name
+    return second.name if node.base == "mul" and is_fixed(graph, first.name) else None
 
 
 class _Separator:
@@ -172,6 +217,11 @@ class _Separator:
 
     def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
         inner = self.graph.by_name.get(operand)
+        scaled = _scaled_by_fixed(self.graph, node)
+        if scaled is not None and (node.base == "mul" or not is_additive(self.graph, operand)):
+            total, weight = self.parts(scaled)
+            product = substitute(node, {scaled: total}).arguments
+            return self._add("scaled", node.op, product, node.type, node, node.differentiable), weight
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
             if inner.type.shape != () or _not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
@@ -248,6 +298,10 @@ class _Separator:
             return self._shifted(node, second.name, sign, first)
         if not isinstance(first, Ref) or not isinstance(second, Ref):
             raise self._refuse(node, "it adds a number of samples")
+        if is_fixed(self.graph, second.name):
+            return self._shifted(node, first.name, 1, sign, second.name)
+        if is_fixed(self.graph, first.name):
+            return self._shifted(node, second.name, sign, 1, first.name)
         (total, weight), (other, its_weight) = self.parts(first.name), self.parts(second.name)
         proportion = self._proportion(weight, its_weight)
         if proportion is None:
@@ -258,8 +312,10 @@ class _Separator:
         both = (("self", Ref(total)), ("other", Ref(other)), ("alpha", alpha))
         return self._add("added", op, both, node.type, node, node.differentiable), weight
 
-    def _shifted(self, node: Node, average: str, factor: float, number: float) -> tuple[str, str]:
-        """``factor * average + number``: each of the average's terms is more by the number."""
+    def _shifted(
+        self, node: Node, average: str, factor: float, number: float, times: str | None = None
+    ) -> tuple[str, str]:
+        """``factor * average + number``: each of the average's terms is more by the number. ``times``: what multiplies that."""
         total, weight = self.parts(average)
         differentiable = self._node(total).differentiable
         if factor != 1:
@@ -267,8 +323,23 @@ class _Separator:
             total = self._add("scaled", "mul.Tensor", scale, node.type, node, differentiable)
         if number == 0:  # Python's sum() begins with it.
             return total, weight
-        arguments = (("self", Ref(total)), ("other", Ref(weight)), ("alpha", number))
-        return self._add("shifted", "add.Tensor", arguments, node.type, node, differentiable), weight
+        terms = weight if times is None else self._often(times, weight, node)
+        arguments = (("self", Ref(total)), ("other", Ref(terms)), ("alpha", number))
+        return self._add("shifted", "add.Tensor", arguments, node.type, node, node.differentiable), weight
+
+    def _often(self, value: str, weight: str, node: Node) -> str:
+        """A fixed value once for each term: in float32 at least, since halves do not count that far."""
+        type_, carries = self.graph.type_of(value), self._carries(value)
+        if type_.dtype in HALF:
+            type_ = replace(type_, dtype=WIDE)
+            cast = (("self", Ref(value)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
+            value = self._add("fixed", "to.dtype", cast, type_, node, carries)
+        product = (("self", Ref(value)), ("other", Ref(weight)))
+        return self._add("fixed", "mul.Tensor", product, type_, node, carries)
+
+    def _carries(self, name: str) -> bool:
+        """Whether a value of the graph carries a gradient."""
+        return self.graph.by_name[name].differentiable if name in self.graph.by_name else name in self.graph.trainable
 
     def _proportion(self, first: str, second: str) -> float | None:
         """How many times the second weight the first is, whatever the batch; None where that is not known."""

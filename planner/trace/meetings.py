@@ -19,7 +19,7 @@ from planner.trace.along import along, contracted
 from planner.trace.dtypes import CONSTANT
 from planner.trace.export import BATCH
 from planner.trace.flat import FlatGraph, place
-from planner.trace.losses import added_up
+from planner.trace.losses import added_up, is_additive
 from planner.trace.order import PLAIN, Order, batch_dims, factor, orders, reshaped, sliced
 from planner.trace.positions import Positions
 
@@ -202,7 +202,7 @@ class _Walk:
             return
         order = next(iter(self._fitting(node)), None)
         for name, kind in zip(node.operands, kinds, strict=True):
-            counted = name == self.graph.outputs[1] and node.name in self.added_up  # as many terms as the loss divides by
+            counted = node.name in self.added_up and is_additive(self.graph, name)  # so much for each of the terms
             if kind is not Kind.PLACE or counted or self.positions.uniform(name, order) is not False:
                 continue
             if node.base == "embedding_bag":

@@ -14,10 +14,7 @@ from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph
-from planner.trace.losses import ADDING, LINEAR, SUM
-
-HALF = frozenset({"bfloat16", "float16"})
-WIDE = "float32"
+from planner.trace.losses import ADDING, HALF, LINEAR, SUM, WIDE, is_fixed
 
 
 def widen_loss(graph: FlatGraph) -> FlatGraph:
@@ -38,7 +35,7 @@ def _widened(graph: FlatGraph, node: Node) -> tuple[tuple[Node, ...], tuple[str,
     arguments = dict(node.arguments)
     if not node.type.floating or (node.base == "cross_entropy_loss" and _of_plain_labels(graph, node)):
         return (node,), ()
-    inner = tuple(name for name in node.operands if not _has_batch(graph, name))
+    inner = tuple(name for name in node.operands if not _has_batch(graph, name) and not is_fixed(graph, name))
     if node.base == "sum":
         half = node.type.dtype in HALF
         return ((_retyped(node, {"dtype": Dtype(WIDE)}),) if half else (node,)), inner

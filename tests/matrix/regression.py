@@ -27,6 +27,13 @@ def overlap(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return 1 - (outputs.sigmoid() * there).sum() / there.sum()
 
 
+def weighed(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """Two averages by learned weights, and a penalty on parameters of a layer."""
+    found, uncertain, penalty = outputs
+    first, second = loss(found, batch), nn.functional.l1_loss(found[..., :5], batch["target"][..., :5])
+    return (-uncertain[0]).exp() * first + uncertain[0] + second / (2 * uncertain[1] ** 2) + uncertain[1].abs().log() + penalty
+
+
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -50,3 +57,17 @@ class _Regression(nn.Module):
 def regression(layers: int = 4) -> nn.Module:
     """From [batch, 12, 30] to [batch, 12, 18]."""
     return _Regression(layers)
+
+
+class _Weighed(_Regression):
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.uncertain = nn.Parameter(torch.tensor([0.3, -0.7]))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().forward(features), self.uncertain, 0.01 * self.layers[0].up.weight.square().sum()
+
+
+def weighed_regression(layers: int = 4) -> nn.Module:
+    """The same, which returns learned weights and a penalty besides."""
+    return _Weighed(layers)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planner.trace import load_model, trace_model
 from runtime.data import BatchInput, make_batches
@@ -18,7 +19,7 @@ from tests.matrix.programs import emitted, losses
 from tests.matrix.reference import SEED, worst_gradient
 from tests.matrix.workers import Workers
 
-Loss = Callable[[Tensor, dict[str, Tensor]], Tensor]
+Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 pytestmark = pytest.mark.slow
 ROWS = [
     Row(accumulation=2, microbatch=3), Row(data=2, zero=3, microbatch=3),
@@ -26,14 +27,19 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("loss", [regression.loss, regression.two_averages, regression.overlap], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(("model", "loss"), [
+    (regression.regression, regression.loss), (regression.regression, regression.two_averages),
+    (regression.regression, regression.overlap), (regression.weighed_regression, regression.weighed),
+], ids=lambda item: item.__name__)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
-def test_the_loss_and_every_gradient_are_the_plain_models(workers: Workers, row: Row, loss: Loss, tmp_path: Path) -> None:
-    source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=loss)
+def test_the_loss_and_every_gradient_are_the_plain_models(
+    workers: Workers, row: Row, model: Callable[[], nn.Module], loss: Loss, tmp_path: Path
+) -> None:
+    source = replace(load_model(f"{regression.__file__}:{model.__name__}", {}, None), loss=loss)
     program = emitted(trace_model(source, dtype="float64"), row, tmp_path / "program")
     files = tmp_path / "start.pt", tmp_path / "gradients.pt"
     reports = program.train(workers, 1, "--export-start", str(files[0]), "--dump-gradients", str(files[1]))
-    plain = regression.regression().double()
+    plain = model().double()
     plain.load_state_dict(torch.load(files[0]))
     inputs = [
         BatchInput(name, (12, width), torch.float64, "other", 0) for name, width in (("features", 30), ("target", 18))

@@ -91,6 +91,59 @@ def test_ratio_is_the_loss_and_parts_add_up(model_file: Callable[[str], str], li
         assert [value.item() for value in run(graph, dict(model.named_parameters()), padding)] == [0, 0]
 
 
+LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn.Parameter(torch.tensor([0.3, -0.7]))").replace(
+    "return self.b(torch.tanh(self.a(features)))",
+    "return self.b(torch.tanh(self.a(features))), self.s, 0.01 * sum(p.square().sum() for p in self.parameters())",
+)
+
+
+@pytest.mark.parametrize("line", [
+    "return torch.exp(-s[0]) * F.mse_loss(y, t) + s[0]",
+    "return s[0] + torch.exp(-s[0]) * F.mse_loss(y, t) + y.abs().mean() * torch.exp(-s[1]) + s[1]",
+    "return sum(0.5 / s[i] ** 2 * l + torch.log(1 + s[i] ** 2) for i, l in enumerate([F.mse_loss(y, t), y.abs().mean()]))",
+    "return F.mse_loss(y, t) / (2 * s[0] ** 2) - s.sum()",
+    "return s[0] - 3 * F.mse_loss(y, t)",
+    "return torch.rsub(F.mse_loss(y, t), s[1], alpha=2)",
+    "return F.cross_entropy(y, batch['labels']) * s[1].exp() + penalty",
+    "return F.mse_loss(y, t) + penalty / 3",
+    "return F.mse_loss(y, t) + torch.tensor(0.5)",
+    "return torch.exp(-s[0]) * F.mse_loss(y, t, reduction='sum'), len(y)",
+    "return F.mse_loss(y, t, reduction='sum') / s[0] + s[1] * batch['scale'].sum(), batch['scale'].sum()",
+])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callable[[str], str], line: str, dtype: str) -> None:
+    """Scalars that are the same whatever the batch scale averages and are added to them; gradients are the plain ones."""
+    text = LEARNED.format(line="y, s, penalty = outputs; t = batch['target']; " + line)
+    source = load_model(model_file(text), {}, None)
+    graph = trace_model(source, sequence=None, dtype=dtype)
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    model = source.build().to(kind)
+    batch = {"features": torch.randn(600, 6), "target": torch.randn(600, 5), "scale": torch.rand(600)}
+    batch = {name: value.to(kind) for name, value in batch.items()} | {"labels": torch.arange(600) % 5}
+    used = {given.name for given in graph.batch_inputs}
+    parameters = dict(model.named_parameters())
+    total, weight = run(graph, parameters, {name: batch[name] for name in used})
+    assert total.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+    assert source.loss is not None
+    plain = source.build().double()
+    plain.load_state_dict(model.state_dict())
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
+    expected = source.loss(plain(wide["features"]), wide)
+    expected = expected[0] / expected[1] if isinstance(expected, tuple) else expected
+    tolerance = 1e-12 if dtype == "float64" else 2e-2
+    assert (total / weight).item() == pytest.approx(expected.item(), rel=tolerance)
+    expected.backward()
+    (total / weight).backward()
+    for name, parameter in plain.named_parameters():
+        ours, theirs = parameters[name].grad, parameter.grad
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
+    parts = [run(graph, parameters, {name: batch[name][cut] for name in used}) for cut in (slice(0, 100), slice(100, 600))]
+    assert sum(part.item() for part, _ in parts) == pytest.approx(total.item(), rel=tolerance)
+
+
 @pytest.mark.parametrize(("line", "said"), [
     ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "different numbers of terms"),
     ("return F.cross_entropy(outputs, batch['labels']) + F.cross_entropy(outputs, batch['labels'], ignore_index=0)",
