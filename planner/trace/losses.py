@@ -6,6 +6,7 @@ therefore sums terms, sums weights, and divides once. A scalar loss is taken apa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.ir.body import Node
@@ -39,6 +40,8 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
         raise ModelError(line, "the loss depends on no trained parameter", "compute it from what forward() returns")
     if len(graph.outputs) == 1:
         graph = _Separator(graph).separate()
+    elif len(graph.outputs) == 2:
+        graph = _counted(graph)
     if len(graph.outputs) != 2:
         raise ModelError(graph.where, f"loss() returned {len(graph.outputs)} values", ADVICE)
     total, weight = graph.outputs
@@ -57,13 +60,14 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     return graph
 
 
-def added_up(graph: FlatGraph) -> frozenset[str]:
-    """The scalars that add others, each a sum over the batch itself, up to the sum of a separated loss."""
+def added_up(graph: FlatGraph, *, scaling: bool = False) -> frozenset[str]:
+    """The scalars that add others, each a sum over the batch itself, up to the sum of a separated loss; ``scaling``: and those
+    that scale them."""
     found, pending = set[str](), [graph.outputs[0]]
     while pending:
         node = graph.by_name.get(pending.pop())
         if node is not None and node.type.shape == () and node.base in LINEAR | ADDING:
-            found.update([node.name] if node.base in ADDING else [])
+            found.update([node.name] if scaling or node.base in ADDING else [])
             pending.extend(node.operands)
     return frozenset(found)
 
@@ -137,6 +141,39 @@ def _scaled_by_fixed(graph: FlatGraph, node: Node) -> str | None:
     if is_fixed(graph, second.name):
         return first.name
     return second.name if node.base == "mul" and is_fixed(graph, first.name) else None
+
+
+def _counted(graph: FlatGraph) -> FlatGraph:
+    """The graph in which a fixed value times a number of samples, in the loss's sum, is that times a value that counts them."""
+    nodes: list[Node] = []
+    summed = added_up(graph, scaling=True)
+    for node in graph.nodes:
+        arguments = dict(node.arguments)
+        value, count = arguments.get("self"), arguments.get("other")
+        if node.op != "mul.Tensor" or node.name not in summed or not isinstance(count, BatchMultiple) or not (
+            isinstance(value, Ref) and is_fixed(graph, value.name)
+        ):
+            nodes.append(node)
+            continue
+        fill = (("size", ()), ("fill_value", count), ("dtype", Dtype("int64")))
+        nodes.append(Node(f"{node.name}_count", "full", fill, (SCALAR_INT,), node.module))
+        *before, product = _times(graph, node, value.name, nodes[-1].name, lambda name, of=node.name: f"{of}_{name}")
+        nodes += [*before, replace(product, name=node.name)]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _times(graph: FlatGraph, origin: Node, value: str, count: str, name: Callable[[str], str]) -> tuple[Node, ...]:
+    """The product of a fixed value and a count: in float32 at least, since halves do not count that far."""
+    type_ = graph.type_of(value)
+    carries = graph.by_name[value].differentiable if value in graph.by_name else value in graph.trainable
+    made: tuple[Node, ...] = ()
+    if type_.dtype in HALF:
+        type_ = replace(type_, dtype=WIDE)
+        cast = (("self", Ref(value)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
+        made = (Node(name("fixed"), "to.dtype", cast, (type_,), origin.module, None, carries),)
+        value = made[0].name
+    product = (("self", Ref(value)), ("other", Ref(count)))
+    return (*made, Node(name("times"), "mul.Tensor", product, (type_,), origin.module, None, carries))
 
 
 class _Separator:
@@ -328,18 +365,10 @@ class _Separator:
         return self._add("shifted", "add.Tensor", arguments, node.type, node, node.differentiable), weight
 
     def _often(self, value: str, weight: str, node: Node) -> str:
-        """A fixed value once for each term: in float32 at least, since halves do not count that far."""
-        type_, carries = self.graph.type_of(value), self._carries(value)
-        if type_.dtype in HALF:
-            type_ = replace(type_, dtype=WIDE)
-            cast = (("self", Ref(value)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
-            value = self._add("fixed", "to.dtype", cast, type_, node, carries)
-        product = (("self", Ref(value)), ("other", Ref(weight)))
-        return self._add("fixed", "mul.Tensor", product, type_, node, carries)
-
-    def _carries(self, name: str) -> bool:
-        """Whether a value of the graph carries a gradient."""
-        return self.graph.by_name[name].differentiable if name in self.graph.by_name else name in self.graph.trainable
+        """A fixed value once for each term."""
+        made = _times(self.graph, node, value, weight, self._unique)
+        self.added.extend(made)
+        return made[-1].name
 
     def _proportion(self, first: str, second: str) -> float | None:
         """How many times the second weight the first is, whatever the batch; None where that is not known."""
@@ -387,10 +416,14 @@ class _Separator:
         self, name: str, op: str, arguments: tuple[tuple[str, Argument], ...], type_: TensorType, origin: Node,
         differentiable: bool = False,
     ) -> str:
+        unique = self._unique(name)
+        self.added.append(Node(unique, op, arguments, (type_,), origin.module, None, differentiable))
+        return unique
+
+    def _unique(self, name: str) -> str:
         unique = f"loss_{name}"
         while unique in self.graph.by_name or any(unique == node.name for node in self.added):
             unique += "_"
-        self.added.append(Node(unique, op, arguments, (type_,), origin.module, None, differentiable))
         return unique
 
     def _refuse(self, node: Node, reason: str) -> ModelError:

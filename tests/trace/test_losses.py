@@ -108,6 +108,8 @@ LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn
     "return F.mse_loss(y, t) + penalty / 3",
     "return F.mse_loss(y, t) + torch.tensor(0.5)",
     "return torch.exp(-s[0]) * F.mse_loss(y, t, reduction='sum'), len(y)",
+    "return torch.exp(-s[0]) * F.cross_entropy(y, batch['labels'], reduction='sum') + s[0] * len(y) / 2, y.shape[0]",
+    "a = F.cross_entropy(y, batch['labels'], reduction='sum'); return s[1] * (5 * len(y)) + a + penalty * y.numel(), len(y)",
     "return F.mse_loss(y, t, reduction='sum') / s[0] + s[1] * batch['scale'].sum(), batch['scale'].sum()",
 ])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
