@@ -44,6 +44,6 @@ def test_schedules_too_long_to_be_simulated_whole_have_plans_and_bounds() -> Non
     """Where constraints leave nothing else."""
     costed = make_costed(GRAPH, 0, zeros=(0,), levels=("none",), crossing=5)
     pins = parse_pins(["pipeline=2", "microbatch=1", "schedule=1f1b"])
-    request = Request(2**24, 4, "fp32", pins, time_limit_s=3.0)
+    request = Request(2**24, 4, "fp32", pins, time_limit_s=60.0)
     result = searching.search(GRAPH, make_cluster(2, 10**9), request, costing=Always(costed))
     assert result.plan.batch.accumulation == 2**24 and 0 < result.lower_bound_s <= result.prediction.step_s
