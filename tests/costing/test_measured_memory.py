@@ -59,7 +59,7 @@ CASES = [
     wide(Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, recompute="full"))),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="interleaved-1f1b")),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="zbv")),
-    Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2)),
+    wide(Case("llama", "bf16", Row(accumulation=4, microbatch=2, pipeline=2, data=2, zero=2))),
 ]
 
 

@@ -17,6 +17,7 @@ from runtime.collectives import TensorAxis
 from tests.matrix.build import Row
 from tests.matrix.programs import DTYPES, emitted, losses, small_graph
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 STEPS = 5
@@ -39,7 +40,7 @@ DECLARES = '''    program = build()
 
 
 @pytest.fixture(scope="module")
-def wide(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+def single(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     """What one rank reports in float32."""
     program = emitted(small_graph("gpt", "fp32"), ROWS["one rank"], tmp_path_factory.mktemp("fp32") / "program", "fp32")
     return program.train(workers, STEPS)
@@ -48,13 +49,13 @@ def wide(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> list[dic
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precisions_follow_float32(
-    workers: Workers, wide: list[dict[str, float]], precision: str, name: str, tmp_path: Path
+    workers: Workers, single: list[dict[str, float]], precision: str, name: str, tmp_path: Path
 ) -> None:
     program = emitted(small_graph("gpt", precision), ROWS[name], tmp_path / "program", precision)
     reports = program.train(workers, STEPS, "--checkpoint", str(tmp_path / "kept"))
-    assert losses(reports) == pytest.approx(losses(wide), rel=0.02)
+    assert losses(reports) == pytest.approx(losses(single), rel=0.02)
     norms = [report["grad_norm"] for report in reports]
-    assert norms == pytest.approx([report["grad_norm"] for report in wide], rel=0.1)
+    assert norms == pytest.approx([report["grad_norm"] for report in single], rel=0.1)
     kept = tmp_path / "kept" / f"step-{STEPS:08d}"
     assert {value.dtype for value in checkpoint.load_plain(kept).values()} == {torch.float32}
     assert "F.cross_entropy" not in (tmp_path / "program" / "model.py").read_text()
@@ -66,12 +67,14 @@ def test_the_last_stage_declares_the_loss_that_it_makes(workers: Workers, precis
     program.edit("train.py", "    train(build(), options)\n", DECLARES)
     program.edit("train.py", "import torch\n", "import json\nfrom pathlib import Path\n\nimport torch\n")
     program.train(workers, 1)
-    wide = "torch.float64" if precision == "fp64" else "torch.float32"
-    assert json.loads((tmp_path / "program" / "kinds.json").read_text()) == [wide, wide]
+    expected = "torch.float64" if precision == "fp64" else "torch.float32"
+    assert json.loads((tmp_path / "program" / "kinds.json").read_text()) == [expected, expected]
 
 
-@pytest.mark.parametrize("name", ["one rank", "tensor 2", "pipeline 2", "zero 3"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "name"), [
+    *(("fp16", name) for name in ("one rank", "tensor 2", "pipeline 2", "zero 3")),
+    ("bf16", "one rank"), *(wide("bf16", name) for name in ("tensor 2", "pipeline 2", "zero 3")),
+])
 def test_a_users_loss_is_summed_in_float32(workers: Workers, precision: str, name: str, tmp_path: Path) -> None:
     """64 samples: 13,824 terms of about 100 a micro-batch, 1.4 million: beyond float16, and of 3 digits in bfloat16."""
     row = replace(ROWS[name], microbatch=64 // (ROWS[name].data * ROWS[name].accumulation))

@@ -32,7 +32,7 @@ def metrics(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp64", wide("bf16"), "fp16"])
+@pytest.mark.parametrize("precision", ["fp64", wide("bf16"), wide("fp16")])
 def test_eight_ranks_train_like_one(tmp_path: Path, precision: str) -> None:
     run = ["--steps", "4", "--learning-rate", "1e-2"]
     wide = "fp64" if precision == "fp64" else "fp32"

@@ -34,7 +34,7 @@ def lighter(plan: Plan, prediction: Prediction) -> Prediction:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, *map(wide, (3, 4, 5))])
+@pytest.mark.parametrize("seed", [0, 2, *map(wide, (1, 3, 4, 5))])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
 def test_what_the_sums_leave_out_is_found(seed: int, part: float) -> None:
     """``part``: of the way from the least memory of a plan to that of the quickest, how much there is by the closer look."""
