@@ -267,7 +267,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(globals(), "SLACK", 0.05)
 
     @seed(5001)
-    @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases())
     def each(case: Case) -> None:
         _check(case)
@@ -295,7 +295,7 @@ def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
     away = _part_every_other(monkeypatch)
 
     @seed(6174)
-    @settings(max_examples=160, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @example(case=FULL_AT_ANOTHER_INSTANT)
     @given(case=cases())
     def each(case: Case) -> None:
