@@ -6,7 +6,6 @@ therefore sums terms, sums weights, and divides once. A scalar loss is taken apa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from planner.ir.body import Node
@@ -157,23 +156,23 @@ def _counted(graph: FlatGraph) -> FlatGraph:
             continue
         fill = (("size", ()), ("fill_value", count), ("dtype", Dtype("int64")))
         nodes.append(Node(f"{node.name}_count", "full", fill, (SCALAR_INT,), node.module))
-        *before, product = _times(graph, node, value.name, nodes[-1].name, lambda name, of=node.name: f"{of}_{name}")
-        nodes += [*before, replace(product, name=node.name)]
+        nodes += _times(graph, node, value.name, nodes[-1].name, (f"{node.name}_wide", node.name))
     return replace(graph, nodes=tuple(nodes))
 
 
-def _times(graph: FlatGraph, origin: Node, value: str, count: str, name: Callable[[str], str]) -> tuple[Node, ...]:
-    """The product of a fixed value and a count: in float32 at least, since halves do not count that far."""
+def _times(graph: FlatGraph, origin: Node, value: str, count: str, names: tuple[str, str]) -> tuple[Node, ...]:
+    """The product of a fixed value and a count: in float32 at least, since halves do not count that far. ``names``: of the
+    value as that, where it is a half, and of the product."""
     type_ = graph.type_of(value)
     carries = graph.by_name[value].differentiable if value in graph.by_name else value in graph.trainable
     made: tuple[Node, ...] = ()
     if type_.dtype in HALF:
         type_ = replace(type_, dtype=WIDE)
         cast = (("self", Ref(value)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
-        made = (Node(name("fixed"), "to.dtype", cast, (type_,), origin.module, None, carries),)
+        made = (Node(names[0], "to.dtype", cast, (type_,), origin.module, None, carries),)
         value = made[0].name
     product = (("self", Ref(value)), ("other", Ref(count)))
-    return (*made, Node(name("times"), "mul.Tensor", product, (type_,), origin.module, None, carries))
+    return (*made, Node(names[1], "mul.Tensor", product, (type_,), origin.module, None, carries))
 
 
 class _Separator:
@@ -366,7 +365,7 @@ class _Separator:
 
     def _often(self, value: str, weight: str, node: Node) -> str:
         """A fixed value once for each term."""
-        made = _times(self.graph, node, value, weight, self._unique)
+        made = _times(self.graph, node, value, weight, (self._unique("wide"), self._unique("times")))
         self.added.extend(made)
         return made[-1].name
 
