@@ -233,8 +233,8 @@ def test_models_of_other_fields(server: Server, name: str, precision: str, row: 
 
 
 KERNELS = [
-    Row(microbatch=2), Row(data=2, zero=3, recompute="selective", accumulation=2),
-    Row(pipeline=2, recompute="full", accumulation=4), Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2),
+    wide(Row(microbatch=2)), Row(data=2, zero=3, recompute="selective", accumulation=2),
+    wide(Row(pipeline=2, recompute="full", accumulation=4)), Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2),
     Row(tensor=2, data=2, sequence_parallel=True, zero=2, recompute="mixed", accumulation=2, microbatch=2),
 ]
 

@@ -52,7 +52,7 @@ CASES = [
     Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2, zero=2)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=3)),
     wide(Case("gpt", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3))),
-    Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2)),
+    wide(Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=4, zero=3, zero_group=2))),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, tensor=2, sequence_parallel=True)),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2)),
     Case("llama", "fp32", Row(accumulation=4, microbatch=2, pipeline=2, schedule="gpipe")),

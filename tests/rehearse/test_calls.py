@@ -27,13 +27,13 @@ ROWS = [
     ("gpt", "bf16", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="zbv", sequence_parallel=True)),
     # ZeRO in groups smaller than the data axis; by block; nothing to gather in a group of one.
-    ("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
+    wide("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
     wide("gpt", "fp64", Row(data=4, zero_group=2, zero=3, accumulation=2)),
     wide("gpt", "bf16", Row(pipeline=2, tensor=2, data=2, zero=2, accumulation=4, order="data-pipeline-tensor")),
     ("gpt", "fp64", Row(
         pipeline=2, data=4, zero_group=2, zero=1, accumulation=4, schedule="zbv", order="data-pipeline-tensor",
     )),
-    ("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
+    wide("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     wide("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
     wide("gpt", "fp64", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv")),
     ("gpt", "fp64", Row(tensor=2, data=4, zero="mixed", recompute="mixed", accumulation=2, sequence_parallel=True)),
@@ -54,7 +54,7 @@ ROWS = [
     ("distilled", "bf16", Row(tensor=2, pipeline=2, data=2, accumulation=2, schedule="zbv")),
     # Frozen parameters are gathered with trained ones of their block, and ahead where only the block after is trained.
     wide("adapted", "bf16", Row(data=4, zero=3, zero_group=2, accumulation=3)),
-    ("adapted", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b")),
+    wide("adapted", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b")),
 ]
 
 

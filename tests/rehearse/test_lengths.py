@@ -23,7 +23,7 @@ ROWS = [
     wide("llama", Row(accumulation=6, data=2, tensor=2, zero=2, sequence_parallel=True, recompute="selective")),
     wide("gpt", Row(accumulation=7, zero=0)),
     wide("gpt", Row(pipeline=4, accumulation=8, data=2, zero=1)),
-    ("llama", Row(pipeline=2, accumulation=6, data=2, zero=3, recompute="mixed")),
+    wide("llama", Row(pipeline=2, accumulation=6, data=2, zero=3, recompute="mixed")),
     wide("gpt", Row(pipeline=2, accumulation=6, data=2, zero=2, schedule="gpipe")),
     wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=3, schedule="interleaved-1f1b")),

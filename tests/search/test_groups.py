@@ -25,6 +25,7 @@ from planner.search.solve import Fingerprints
 from tests.costing.test_measured_memory import graph_of
 from tests.oracles.exhaustive_plan import best_plan
 from tests.search.made import make_cluster, make_costed, make_graph
+from tests.wide import wide
 
 NAMES = Fingerprints("made", "", "made", "")
 
@@ -245,7 +246,7 @@ def _no_worse(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> b
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pipeline", "memory_mib", "best"), [(1, 8, 16), (1, 12, None), (1, 20, None), (2, 8, None), (2, 12, None)]
+    ("pipeline", "memory_mib", "best"), [(1, 8, 16), wide(1, 12, None), wide(1, 20, None), (2, 8, None), wide(2, 12, None)]
 )
 def test_no_group_that_is_asked_for_is_quicker(pipeline: int, memory_mib: int, best: int | None) -> None:
     """Where memory is short: two nodes, neither all nor one, can be the best group for what is sent with every micro-batch."""

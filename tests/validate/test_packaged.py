@@ -17,6 +17,7 @@ SECONDS = 300.0
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_published_runs_are_predicted_in_time_and_those_that_ran_fit() -> None:
     start = time.process_time()
     rows, failures = read_rows(DATA / RUNS[0]), read_failures(DATA / FAILURES)
