@@ -295,7 +295,7 @@ def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
     away = _part_every_other(monkeypatch)
 
     @seed(6174)
-    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=320, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @example(case=FULL_AT_ANOTHER_INSTANT)
     @given(case=cases())
     def each(case: Case) -> None:
@@ -303,8 +303,8 @@ def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
 
     each()
     ended = [choices for choices in told if not choices.open]
-    assert len(ended) > 50 and sum(math.isfinite(choices.least_s) for choices in ended) > 15
-    assert sum(choices.simulated > 10 for choices in ended) > 5
+    assert len(ended) > 100 and sum(math.isfinite(choices.least_s) for choices in ended) > 30
+    assert sum(choices.simulated > 10 for choices in ended) > 10
     assert away
 
 
@@ -334,15 +334,15 @@ def test_layings_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -
     away = _part_every_other(monkeypatch)
 
     @seed(2357)
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=400, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases())
     def each(case: Case) -> None:
         _check(case)
 
     each()
     ended = [layings for layings in told if not layings.open]
-    assert len(ended) > 30 and sum(len(layings.found) > 1 for layings in ended) > 7
-    assert sum(not layings.found for layings in ended) > 5
+    assert len(ended) > 60 and sum(len(layings.found) > 1 for layings in ended) > 15
+    assert sum(not layings.found for layings in ended) > 10
     assert away
 
 
