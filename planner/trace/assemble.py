@@ -165,10 +165,6 @@ def _context(graph: FlatGraph, names: _Names) -> Body:
     )
 
 
-def _differentiable(graph: FlatGraph, name: str) -> bool:
-    return name in graph.trainable or (name in graph.by_name and graph.by_name[name].differentiable)
-
-
 def _body_key(graph: FlatGraph, segment: Segment, ends: _Ends) -> object:
     """Equal for segments that are the same function."""
     numbered = {name: (kind, index) for kind, group in (("r", ends.reads), ("p", ends.parameters), ("b", ends.buffers))
@@ -183,7 +179,7 @@ def _body_key(graph: FlatGraph, segment: Segment, ends: _Ends) -> object:
     nodes = tuple((n.op, tuple(shape(value) for _, value in n.arguments), n.types, n.differentiable)
                   for n in segment.nodes)
     outer = (*ends.reads, *ends.parameters, *ends.buffers)
-    types = tuple((graph.type_of(name), _differentiable(graph, name)) for name in outer)
+    types = tuple((graph.type_of(name), graph.differentiable(name)) for name in outer)
     return nodes, types, tuple(numbered[name] for name in ends.writes)
 
 
@@ -204,7 +200,7 @@ def _body(graph: FlatGraph, segment: Segment, ends: _Ends, names: _Names, class_
     renamed |= name_values(segment.nodes, taken, {graph.outputs[0]: "loss"})
 
     def values(group: Sequence[str]) -> tuple[BodyValue, ...]:
-        return tuple(BodyValue(renamed[n], graph.type_of(n), _differentiable(graph, n)) for n in group)
+        return tuple(BodyValue(renamed[n], graph.type_of(n), graph.differentiable(n)) for n in group)
 
     return packed(Body(
         name=class_name,

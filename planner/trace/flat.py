@@ -71,6 +71,10 @@ class FlatGraph:
     def type_of(self, name: str) -> TensorType:
         return self.inputs[name] if name in self.inputs else self.by_name[name].type
 
+    def differentiable(self, name: str) -> bool:
+        """Whether a gradient comes back to a value, for a parameter."""
+        return self.by_name[name].differentiable if name in self.by_name else name in self.trainable
+
 
 def place(node: Node, where: str) -> str:
     """What an error names: the user's line, else the model."""

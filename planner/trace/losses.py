@@ -13,18 +13,12 @@ from planner.ir.errors import ModelError
 from planner.ir.inlining import draws
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType, exact
 from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
+from planner.trace.additive import MEAN, SUM, added_up, is_additive, is_fixed, not_additive, scaled_by_fixed
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
 from planner.trace.flat import FlatGraph, place
+from planner.trace.halves import HALF, wide_copy
 
-MEAN, SUM = 1, 2  # torch's numbers of the reductions
-ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
-"""What terms are added up from."""
-LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
-ADDING = frozenset({"add", "sub", "stack", "cat"})
-HALF = frozenset({"bfloat16", "float16"})
-WIDE = "float32"
-"""What sums over the batch, and what follows them, are in where the model computes in a half."""
 GUARDS = frozenset({"clamp", "clamp_min", "add"})
 NOTHING = 1e-6
 """What is added to a count to keep a quotient a number, at most."""
@@ -50,7 +44,7 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     if graph.by_name[weight].differentiable:
         raise ModelError(_place(graph, weight), "the loss's weight depends on parameters", "it must come from the batch alone")
     for name, what in ((total, "sum"), (weight, "weight")):
-        culprit = _not_additive(graph, name)
+        culprit = not_additive(graph, name)
         if culprit is not None:
             wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
             guards = what == "weight" and culprit.base in GUARDS
@@ -59,87 +53,9 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     return graph
 
 
-def added_up(graph: FlatGraph, *, scaling: bool = False) -> frozenset[str]:
-    """The scalars that add others, each a sum over the batch itself, up to the sum of a separated loss; ``scaling``: and those
-    that scale them."""
-    found, pending = set[str](), [graph.outputs[0]]
-    while pending:
-        node = graph.by_name.get(pending.pop())
-        if node is not None and node.type.shape == () and node.base in LINEAR | ADDING:
-            found.update([node.name] if scaling or node.base in ADDING else [])
-            pending.extend(node.operands)
-    return frozenset(found)
-
-
-def is_fixed(graph: FlatGraph, name: str) -> bool:
-    """Whether a scalar is the same whatever the batch: made of parameters and numbers, without a draw (a learned weight of a
-    task, a penalty on parameters)."""
-    if graph.type_of(name).shape != ():
-        return False
-    pending, seen = [name], set[str]()
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        node = graph.by_name.get(current)
-        if node is None:
-            if current.startswith("batch:"):
-                return False
-            continue
-        extents = (extent for type_ in node.types for extent in type_.shape)
-        if draws(node) or any(isinstance(value, BatchMultiple) for value in (*extents, *dict(node.arguments).values())):
-            return False
-        pending.extend(node.operands)
-    return True
-
-
-def is_additive(graph: FlatGraph, name: str) -> bool:
-    """Whether a scalar of parts of a batch adds up to that of the whole."""
-    return name in graph.by_name and graph.by_name[name].type.shape == () and _not_additive(graph, name) is None
-
-
 def _place(graph: FlatGraph, name: str) -> str:
     """What an error names: the line that computes a value, else the model."""
     return place(graph.by_name[name], graph.where) if name in graph.by_name else graph.where
-
-
-def _not_additive(graph: FlatGraph, name: str) -> Node | None:
-    """The node for which a value of parts of a batch does not add up to that of the whole; None where it does."""
-    node = graph.by_name[name]
-    arguments = dict(node.arguments)
-    if node.op == "full" and (isinstance(fill := arguments["fill_value"], BatchMultiple) or fill == 0):
-        return None
-    if node.base in ZEROS:
-        return None
-    summing = node.base == "sum" or arguments.get("reduction") == SUM
-    if (scaled := _scaled_by_fixed(graph, node)) is not None:
-        return _not_additive(graph, scaled) if scaled in graph.by_name else node
-    linear = (node.base in LINEAR and len(node.operands) == 1) or node.base in ADDING
-    added = [value for key, value in node.arguments if key == "other" and node.base in ADDING]
-    plain = all(isinstance(value, (Ref, tuple)) or value == 0 for value in added)
-    if not node.operands or not (summing or (linear and plain)):
-        return node
-    for operand in node.operands if linear else node.operands[:1]:
-        inside = graph.type_of(operand).shape
-        if summing and any(isinstance(extent, BatchMultiple) for extent in inside):
-            continue
-        culprit = _not_additive(graph, operand) if operand in graph.by_name else node
-        if culprit is not None:
-            return culprit
-    return None
-
-
-def _scaled_by_fixed(graph: FlatGraph, node: Node) -> str | None:
-    """What a product, or a quotient, of two scalars scales by a fixed one; None where it is no such."""
-    if node.op not in ("mul.Tensor", "div.Tensor") or node.type.shape != ():
-        return None
-    first, second = (dict(node.arguments)[key] for key in ("self", "other"))
-    if not isinstance(first, Ref) or not isinstance(second, Ref):
-        return None
-    if is_fixed(graph, second.name):
-        return first.name
-    return second.name if node.base == "mul" and is_fixed(graph, first.name) else None
 
 
 def _counted(graph: FlatGraph) -> FlatGraph:
@@ -154,23 +70,25 @@ def _counted(graph: FlatGraph) -> FlatGraph:
         ):
             nodes.append(node)
             continue
-        fill = (("size", ()), ("fill_value", count), ("dtype", Dtype("int64")))
-        nodes.append(Node(f"{node.name}_count", "full", fill, (SCALAR_INT,), node.module))
+        nodes.append(_count_of(f"{node.name}_count", count, node))
         nodes += _times(graph, node, value.name, nodes[-1].name, (f"{node.name}_wide", node.name))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _count_of(name: str, count: BatchMultiple, origin: Node) -> Node:
+    """The node that is a number of samples, or of their parts."""
+    fill = (("size", ()), ("fill_value", count), ("dtype", Dtype("int64")))
+    return Node(name, "full", fill, (SCALAR_INT,), origin.module)
 
 
 def _times(graph: FlatGraph, origin: Node, value: str, count: str, names: tuple[str, str]) -> tuple[Node, ...]:
     """The product of a fixed value and a count: in float32 at least, since halves do not count that far. ``names``: of the
     value as that, where it is a half, and of the product."""
-    type_ = graph.type_of(value)
-    carries = graph.by_name[value].differentiable if value in graph.by_name else value in graph.trainable
     made: tuple[Node, ...] = ()
+    type_, carries = graph.type_of(value), graph.differentiable(value)
     if type_.dtype in HALF:
-        type_ = replace(type_, dtype=WIDE)
-        cast = (("self", Ref(value)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
-        made = (Node(names[0], "to.dtype", cast, (type_,), origin.module, None, carries),)
-        value = made[0].name
+        made = (wide_copy(graph, value, names[0], origin),)
+        value, type_ = made[0].name, made[0].type
     product = (("self", Ref(value)), ("other", Ref(count)))
     return (*made, Node(names[1], "mul.Tensor", product, (type_,), origin.module, None, carries))
 
@@ -253,13 +171,13 @@ class _Separator:
 
     def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
         inner = self.graph.by_name.get(operand)
-        scaled = _scaled_by_fixed(self.graph, node)
+        scaled = scaled_by_fixed(self.graph, node)
         if scaled is not None and (node.base == "mul" or not is_additive(self.graph, operand)):
             total, weight = self.parts(scaled)
             product = substitute(node, {scaled: total}).arguments
             return self._add("scaled", node.op, product, node.type, node, node.differentiable), weight
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
-            if inner.type.shape != () or _not_additive(self.graph, operand) is not None:
+            if inner.type.shape != () or not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
             return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,), node)
         if isinstance(other, (Ref, BatchMultiple)):
@@ -276,7 +194,7 @@ class _Separator:
             if not isinstance(value, Ref) or not isinstance(number, Ref) or self.graph.type_of(value.name) != node.type:
                 continue
             found = self._constant(number.name)
-            if found is not None and (node.base == "mul" or _not_additive(self.graph, value.name) is not None):
+            if found is not None and (node.base == "mul" or not_additive(self.graph, value.name) is not None):
                 return replace(node, arguments=(("self", value), ("other", found)))
         return node
 
@@ -408,8 +326,8 @@ class _Separator:
             number *= extent.factor if isinstance(extent, BatchMultiple) else extent
         if batches != 1:
             raise ModelError(place(origin, self.graph.where), "the loss averages over no dim of the batch", ADVICE)
-        fill = (("size", ()), ("fill_value", BatchMultiple(number)), ("dtype", Dtype("int64")))
-        return self._add("weight", "full", fill, SCALAR_INT, origin)
+        self.added.append(_count_of(self._unique("weight"), BatchMultiple(number), origin))
+        return self.added[-1].name
 
     def _add(
         self, name: str, op: str, arguments: tuple[tuple[str, Argument], ...], type_: TensorType, origin: Node,

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
+from planner.trace.additive import added_up, is_additive
 from planner.trace.along import along, contracted
 from planner.trace.dtypes import CONSTANT
 from planner.trace.export import BATCH
 from planner.trace.flat import FlatGraph, place
-from planner.trace.losses import added_up, is_additive
 from planner.trace.order import PLAIN, Order, batch_dims, factor, orders, reshaped, sliced
 from planner.trace.positions import Positions
 

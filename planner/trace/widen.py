@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref
+from planner.trace.additive import ADDING, LINEAR, SUM, is_fixed
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph
-from planner.trace.losses import ADDING, HALF, LINEAR, SUM, WIDE, is_fixed
+from planner.trace.halves import HALF, WIDE, wide_copy
 
 
 def widen_loss(graph: FlatGraph) -> FlatGraph:
@@ -69,13 +70,7 @@ def _on_wide_operands(graph: FlatGraph, node: Node) -> tuple[Node, ...]:
     """The operation on casts of its half operands."""
     casts: dict[str, Node] = {}
     for name in dict.fromkeys(node.operands):
-        type_ = graph.type_of(name)
-        if type_.dtype in HALF:
-            carries = name in graph.trainable or (name in graph.by_name and graph.by_name[name].differentiable)
-            cast = (("self", Ref(name)), ("dtype", Dtype(WIDE)), ("non_blocking", False), ("copy", False))
-            casts[name] = replace(
-                node, name=f"{node.name}_operand_{len(casts)}", op="to.dtype", arguments=cast,
-                types=(replace(type_, dtype=WIDE),), differentiable=carries,
-            )
+        if graph.type_of(name).dtype in HALF:
+            casts[name] = wide_copy(graph, name, f"{node.name}_operand_{len(casts)}", node)
     wide = substitute(node, {name: cast.name for name, cast in casts.items()})
     return (*casts.values(), _retyped(wide, {}))
