@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Two processes share the tests.
-PARALLEL := --numprocesses 2
+# Two processes share the tests, and what they start is compiled once, whatever the shell says of that.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: setup demo test test-fast test-wide check lint types imports clean
 
@@ -19,13 +19,13 @@ demo: setup
 	bash examples/demo.sh
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+	$(PYTEST)
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-wide: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m wide
+	$(PYTEST) -m wide
 
 lint: setup
 	$(BIN)/ruff check .

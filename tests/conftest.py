@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -22,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes is begun first: at the end one process would wait for the other."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What torch's modules and the cases hold is not walked over by every collection of Python's: an eighth of a trace."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ def test_products_and_the_half_of_causal_attention_that_is_computed() -> None:
     assert at_peak_s(graph, chip, batch) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq", [128, 100_000])
 def test_no_plan_is_below_it(seq: int) -> None:
     graph = trace_model(load_model(f"{EXAMPLES / 'gpt.py'}:gpt", dict(SIZE), seq), sequence=seq, dtype="bfloat16")

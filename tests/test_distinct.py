@@ -42,6 +42,7 @@ def choices(constraints: Constraints, cluster: Cluster) -> dict[Key, set[tuple[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("pins", [(), ("axis_order in [pipeline-data-tensor,data-pipeline-tensor]",), ("zero=0",),
                                   ("zero_group!=3",), ("zero>=2",), ("tensor=1", "schedule in [1f1b,gpipe]")], ids=" ".join)

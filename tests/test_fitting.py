@@ -22,6 +22,7 @@ def heavier(plan: Plan, prediction: Prediction) -> Prediction:
     return replace(prediction, peak_memory_bytes=prediction.peak_memory_bytes + MORE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("1f1b", 2), ("gpipe", 2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_plan_that_fits_by_a_closer_look_is_found(schedule: ScheduleName, pipeline: int, seed: int) -> None:

@@ -50,6 +50,7 @@ def test_a_setting_is_given_once() -> None:
         parse_settings(["layers=2", "layers=3"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "layers", "=3", "x=" + "[" * 10_000, "x=" + "9" * 5_000, "x=!!bool yes", "a b=1", "x=[1, 2]", "x.=1",
 ])

@@ -69,6 +69,7 @@ def test_what_only_looks_different_is_one_plan(tmp_path: Path) -> None:
     assert report["objective"]["complete"] and "alternatives" not in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proven", [True, False])
 def test_plans_are_complete_only_where_that_is_proven(proven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the second plan finds none: there is none by its sums, or its time was over."""
@@ -250,6 +251,7 @@ def test_wrong_objectives_and_limits_are_one_line(arguments: tuple[object, ...],
     assert outcome.code == 2 and named in outcome.error and outcome.out == ""
 
 
+@pytest.mark.slow
 def test_a_job_file_declares_limits_and_objective(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     examples = SMALL[0].rpartition(":")[0]

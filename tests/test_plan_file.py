@@ -137,6 +137,7 @@ def test_what_is_wrong_is_named(edit: Callable[[str], str], message: str) -> Non
         load(edit(TEXT), "plan.yaml", GRAPH, CLUSTER)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, len(TEXT) - 1), junk=st.text(max_size=3))
 def test_mangled_text_never_raises_anything_else(at: int, junk: str) -> None:

@@ -111,6 +111,7 @@ def test_tensor_ranks_on_several_nodes_are_a_remedy(tmp_path: Path) -> None:
     assert run(*arguments, "--cluster", f"{cluster}:{named[1]}x1").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("late", "words", "claim"), [
     ("zero", "without --pin 'zero=0'", "; a change that fits: "), ("batch", "with --batch 16", "; cheapest change that fits: "),
     ("", "", "; cheapest change that fits: "),

@@ -65,6 +65,7 @@ def tracer() -> Iterator[Tracer]:
         yield tracer
 
 
+@pytest.mark.slow
 def test_a_model_that_interrupts_is_an_error_of_its_own(
     tracer: Tracer, wanted: Callable[[str], Wanted], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_model_that_interrupts_is_an_error_of_its_own(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_graph_is_the_same(wanted: Callable[[str], Wanted], capfd: pytest.CaptureFixture[str]) -> None:
     with closing(Tracer()) as tracer:
         graph, heard = tracer(wanted("net")), capfd.readouterr()
@@ -80,6 +82,7 @@ def test_the_graph_is_the_same(wanted: Callable[[str], Wanted], capfd: pytest.Ca
     assert heard.out == "" and heard.err.splitlines() == ["importing", "building"], "a model file prints to standard error"
 
 
+@pytest.mark.slow
 def test_errors_are_the_same(tracer: Tracer, wanted: Callable[[str], Wanted]) -> None:
     with pytest.raises(ModelError) as there:
         tracer(wanted("nothing"))
@@ -89,11 +92,13 @@ def test_errors_are_the_same(tracer: Tracer, wanted: Callable[[str], Wanted]) ->
     assert str(there.value) == str(here.value) and "in _load_file" in there.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_an_error_of_the_model(tracer: Tracer, wanted: Callable[[str], Wanted]) -> None:
     with pytest.raises(ModelError, match="the process that traces it ended with exit code 7"):
         tracer(wanted("ends"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [
     ("SIGKILL", r"the process that traces it was ended by signal 9 \(SIGKILL\); it must fit in memory without its weights"),
     ("SIGSEGV", r"torch crashed while tracing it, by signal 11 \(SIGSEGV\); find the operation that does it"),
@@ -105,6 +110,7 @@ def test_a_process_that_a_signal_ends_is_told_by_its_signal(
         tracer(replace(wanted("killed"), settings={"name": name}))
 
 
+@pytest.mark.slow
 def test_a_question_that_breaks_off_is_none(capfd: pytest.CaptureFixture[str]) -> None:
     """Whoever asks was killed: a traceback of the process that is left would be the last thing said."""
     with start_process("planner.tracing", "serve", heard=True) as process:

@@ -34,12 +34,14 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     return path, outcome
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_the_constraints_of_its_certificate(planned: tuple[Path, Outcome]) -> None:
     text = planned[0].read_text()
     assert "--pin zero<=1" in text and "--forbid schedule=zbv, pipeline=2" in text
     assert run("check", planned[0]).code == 0
 
 
+@pytest.mark.slow
 def test_every_term_is_the_difference_of_two_evaluations(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     path, plan = planned
     answer = run("why", path, "pipeline=4", *QUICK, "--json").json
@@ -60,6 +62,7 @@ def test_every_term_is_the_difference_of_two_evaluations(planned: tuple[Path, Ou
     assert math.isclose(again.json["predicted"]["step_s"], answer["then"]["step_s"], rel_tol=0.05)
 
 
+@pytest.mark.slow
 def test_the_model_file_is_not_needed(planned: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in planned[0].parent.glob("plan.*"):
         shutil.copy(file, tmp_path)
@@ -182,6 +185,7 @@ def test_what_was_found_for_the_job_as_it_is_counts_on_more_hardware(
     assert node.result is not None and node.result.plan == slow, "it is a plan of fewer devices"
 
 
+@pytest.mark.slow
 def test_a_plan_that_breaks_its_constraints_does_not_count(
     planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,8 +8,9 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, UnionType
+from types import CodeType, ModuleType, UnionType
 from typing import Any
 
 from torch import nn
@@ -73,12 +74,21 @@ def _default_sequence(maker: Callable[..., Any], keywords: Mapping[str, object])
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+class _AsWritten(SourceFileLoader):
+    """Reads the file itself: to Python's cache a file that was rewritten within a second, as long as before, is the old one."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _import(path: Path) -> ModuleType:
     """Run a Python file as a module, its folder importable meanwhile."""
     name = f"shardwright_model_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     if specification is None or specification.loader is None:
         raise ModelError(str(path), "is no Python file", "write path/file.py:callable")
+    if isinstance(specification.loader, SourceFileLoader):
+        specification.loader = _AsWritten(name, str(path))
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     with _running(path, "importing it"):

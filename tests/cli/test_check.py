@@ -19,6 +19,7 @@ from tests.cli.contract import LAYERS, check_contract, edit
 from tests.commands import SMALL, Outcome, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "check"])
 @pytest.mark.parametrize("which", ["planned", "split"])
 def test_an_untouched_plan_keeps_its_prediction(command: str, which: str, request: pytest.FixtureRequest) -> None:
@@ -115,6 +116,7 @@ def test_a_plan_that_breaks_its_pins_claims_no_proof(copied: Path) -> None:
     assert "none: an edit has left what was searched" in run("show", copied).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [
     lambda proof: proof.pop("constraints"), lambda proof: proof["constraints"].pop(), lambda proof: proof.pop("seal"),
     lambda proof: proof.update(lower_bound_s=proof["lower_bound_s"] * 0.999), lambda proof: proof.update(candidates=1),
@@ -125,6 +127,7 @@ def test_an_edited_certificate_proves_nothing(change: Callable[[Any], object], c
     assert "none: the certificate was edited" in run("show", copied).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limits", "kept"), [
     ({"pins": ["pipeline=2", "data=2", "context=1", "schedule != gpipe", "virtual<=1"]}, True),
     ({"pins": ["tensor>=2"]}, False),

@@ -48,6 +48,7 @@ def test_what_emit_says_to_run_can_be_pasted(planned: tuple[Path, Outcome], tmp_
     assert f"run: torchrun --nproc-per-node 4 '{tmp_path / 'a program' / 'train.py'}'\n" in outcome.err
 
 
+@pytest.mark.slow
 def test_emit_warns_of_chips_that_run_no_programs_of_torch(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     assert run("plan", *SMALL, "--cluster", "tpu-v4:1", "--batch", 8, "-o", plan).code == 0

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.commands import SMALL, Outcome, run, small
 from tests.ir.test_replacing import tree
 
@@ -22,6 +24,7 @@ def room_for(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_written_leaves_the_earlier_one(planned: tuple[Path, Outcome], copied: Path) -> None:
     """The larger model's graph is not written whole, and what belongs to it neither; nor is a folder left for it."""
     before = tree(copied.parent)
@@ -42,6 +45,7 @@ def test_a_plan_that_is_not_found_leaves_no_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_written_leaves_the_earlier_one(
     planned: tuple[Path, Outcome], split: tuple[Path, Outcome], tmp_path: Path
 ) -> None:

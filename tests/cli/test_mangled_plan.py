@@ -35,6 +35,7 @@ def _halve(path: Path) -> None:
     path.write_text(path.read_text()[: len(path.read_text()) // 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [

@@ -44,6 +44,7 @@ def test_with_everything_pinned_plan_is_a_predictor(tmp_path: Path) -> None:
     assert run("check", path, "--json").json["predicted"] == report["predicted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "precision"), [("local-cpu:1x2", "fp32"), ("dgx-v100:1x2", "fp16"), ("dgx-h100:1x2", "bf16")]
 )
@@ -53,6 +54,7 @@ def test_the_precision_is_the_chips_own(cluster: str, precision: str, tmp_path: 
     assert yaml.safe_load(path.read_text())["precision"] == precision
 
 
+@pytest.mark.slow
 def test_a_job_file_is_the_same_job(planned: tuple[Path, Outcome], tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(
@@ -98,6 +100,7 @@ def test_all_that_is_written_is_checked_before_the_search(tmp_path: Path) -> Non
         assert "tracing" not in outcome.err
 
 
+@pytest.mark.slow
 def test_an_earlier_plan_is_written_over(tmp_path: Path) -> None:
     for _ in range(2):
         job = ("plan", *SMALL, "--cluster", "local-cpu:1x2", "--batch", 4, "--top", 2)
@@ -105,6 +108,7 @@ def test_an_earlier_plan_is_written_over(tmp_path: Path) -> None:
         assert (tmp_path / "plan.2.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_leaves_with_3(tmp_path: Path) -> None:
     cluster = tmp_path / "small.yaml"
     cluster.write_text("base: local-cpu\nnodes: 1\ndevices_per_node: 2\nchip: {memory: {value: 257, unit: MiB}}\n")
@@ -150,6 +154,7 @@ def test_samples_that_are_no_sequences_are_counted_as_such(tmp_path: Path) -> No
     assert goal.code == 2 and "--min-tokens-per-s: the model's samples are no sequences of tokens" in goal.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "told"), [
     (("--top", 2), [r"complete: (yes|no)", r"others lower bound: [\d.]+ m?s"]),
     (("--objective", "memory"), [r"least memory: [\d.]+ MiB", r"lower bound: [\d.]+ MiB"]),

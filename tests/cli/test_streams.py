@@ -21,6 +21,7 @@ def shardwright(*arguments: object, out: int, unbuffered: bool) -> subprocess.Co
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [("show", "{plan}"), ("check", "{plan}", "--json"), ("hardware",), ("show", "--help")])
 def test_full_standard_output_is_one_line(arguments: tuple[str, ...], planned: tuple[Path, Outcome]) -> None:
@@ -32,6 +33,7 @@ def test_full_standard_output_is_one_line(arguments: tuple[str, ...], planned: t
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", [True, False])
 @pytest.mark.parametrize("arguments", [("check", "{plan}", "--json"), ("check", "{plan}"), ("hardware",), ("--help",)])
 def test_a_closed_pipe_is_no_plan_that_does_not_fit(
@@ -45,6 +47,7 @@ def test_a_closed_pipe_is_no_plan_that_does_not_fit(
     assert (said.returncode, said.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_messages_that_cannot_be_written_change_nothing() -> None:
     with FULL.open("wb") as full:

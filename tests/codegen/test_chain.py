@@ -52,6 +52,7 @@ def test_a_layer_that_is_another_again_is_its_prefix() -> None:
     assert '*((f"blocks.{i}", Block, "blocks.0.") for i in range(1, 3)),' in chain(graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_any_keys_are_the_models(seed: int) -> None:
     """Some of a block's parameters are whichever the model has."""

@@ -46,6 +46,7 @@ def test_the_emitted_text_is_the_golden_one(name: str, update_golden: bool) -> N
         assert files[file] == path.read_text(), f"{path} differs; look, then run with --update-golden"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_emitted_text_is_clean(name: str, tmp_path: Path) -> None:
     example, settings = CASES[name]

@@ -71,6 +71,7 @@ def test_a_program_knows_whether_it_was_planned_for_accelerators(host: bool, tmp
     assert f"device=device, accelerators={not host}, told" in written(Machine(4, host), tmp_path)["train.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [False, True])
 def test_slurm_is_asked_for_accelerators_where_there_are_any(host: bool, tmp_path: Path) -> None:
     assert ("#SBATCH --gpus-per-node=2\n" in written(Machine(2, host), tmp_path)["launch.sbatch"]) is not host

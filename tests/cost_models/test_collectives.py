@@ -92,6 +92,7 @@ def test_members_of_an_axis(sizes: tuple[int, ...]) -> None:
             assert {span.reaches, *(other.reaches for other in span.others)} == groups, (members, axis, stride)
 
 
+@pytest.mark.slow
 def test_ranks_that_fill_no_axis_have_a_span() -> None:
     """A tied parameter's stages are anywhere on the pipeline's axis."""
     for size, stride in ((a, b) for a in range(2, 25) for b in range(1, 24) if (a - 1) * b < 24):

@@ -191,6 +191,7 @@ def test_a_long_schedule_is_known_from_shorter_ones(
     assert lengths(*timetable, columns, sends[-1]) == pytest.approx(known.total_s, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("1f1b", 1, 1), ("gpipe", 4, 1), ("1f1b", 4, 1)])
 def test_a_billion_micro_batches(case: tuple[str, int, int]) -> None:
     """Equal stages, as in the closed form."""

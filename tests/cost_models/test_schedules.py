@@ -57,6 +57,7 @@ def torch_orders(name: str, pipeline: int, virtual: int, microbatches: int) -> l
     return [[str(cell) for cell in order[rank] if COMPUTE.fullmatch(str(cell))] for rank in range(pipeline)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_order_is_torchs(name: str) -> None:
     compared = 0

@@ -121,6 +121,7 @@ def test_each_part_of_a_split_backward_pass_waits_for_its_own_launches() -> None
     assert cost.backward_s == to_input + to_weight + 100.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_quicker_chip_makes_no_plan_slower(schedule: ScheduleName) -> None:
     """Blocks so small that they wait for the host, on a chip of more FLOP/s, more bandwidth or shorter launches."""

@@ -27,6 +27,7 @@ def _layer(graph: ModelGraph) -> Body:
     return graph.body_of[graph.blocks[1].body]
 
 
+@pytest.mark.slow
 def test_context_ranks_together_do_the_whole_model_s_work() -> None:
     whole, share = _layer(_traced(TOKENS)), _layer(_traced(TOKENS // 4))
     counted = measure_block(whole, whole_placement(whole), BATCH)
@@ -56,6 +57,7 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
     assert {there.kind, back.kind} == {"all_to_all"}
 
 
+@pytest.mark.slow
 def test_a_rank_s_experts_compute_what_its_tokens_need() -> None:
     """Eight experts whole, and two of eight: the same tokens, the same work."""
     whole, share = (_layer(_traced(TOKENS, experts=8, held=held, active=2)) for held in (8, 2))

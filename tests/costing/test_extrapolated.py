@@ -27,6 +27,7 @@ def test_an_operation_without_a_rule_is_named_on_one_device_too() -> None:
     assert "_Q: mystery has no rule: priced by the bytes that it moves" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "beyond"), [(64, True), (512, False)])
 def test_products_beyond_the_curve_are_said_by_the_plan(
     hidden: int, beyond: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

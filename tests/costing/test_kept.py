@@ -45,6 +45,7 @@ def test_a_megatron_layer_keeps_what_korthikanti_counts() -> None:
     assert kept == 34 * STEP + 5 * PAIRS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4])
 def test_sequence_parallelism_divides_all_of_it(degree: int) -> None:
     """Korthikanti et al. 2022, equation 4; what a scatter leaves of a sum is a part of it, too. (Of a model that is so large

@@ -75,6 +75,7 @@ def drawn_model(vocabulary: int, precision: str, *, tied: bool) -> ModelGraph:
     return trace_model(load_model(f"{GPT}:gpt", settings, None), sequence=16, dtype=DTYPES[precision])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_tied_gradient_waits_for_the_embedding(zero: int, accumulation: int) -> None:
@@ -86,6 +87,7 @@ def test_a_tied_gradient_waits_for_the_embedding(zero: int, accumulation: int) -
             assert 1 <= ratio < 1.3, f"{precision} {row.label}: the bound is {ratio:.4f} of the replay"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["taught", "taught_late"])
 def test_parameters_that_are_read_without_a_gradient_too(model: str) -> None:
     """Nothing waits for the part of a block that makes none; all waits for the end where that block begins their unit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from planner.costing.expressions import in_emitted_order
@@ -65,6 +66,7 @@ def test_parts_of_what_was_joined_leave_in_one_storage() -> None:
     assert one.made == other.made and one.size == other.size == 2 * SIZE and not one.order.straight
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_copied_to_lose_dims_lies_row_by_row() -> None:
     """Windows of an image: its channels lie innermost in the copy, and outermost in the image that came from another stage."""
     source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'pictures.py'}:make", {"name": "cut"}, None)

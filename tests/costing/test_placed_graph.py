@@ -34,6 +34,7 @@ def check(graph: PlacedGraph, microbatch: int, engine: Engine) -> None:
     assert priced(graph.measure(microbatch, engine=engine), engine) == priced(alone, engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize(("model", "precision"), [("gpt", "bf16"), ("llama", "fp32")])
 def test_what_is_found_once_holds_at_every_micro_batch(model: str, precision: str, degree: int) -> None:
@@ -42,6 +43,7 @@ def test_what_is_found_once_holds_at_every_micro_batch(model: str, precision: st
         check(graph, microbatch, Engine())
 
 
+@pytest.mark.slow
 def test_what_is_found_once_holds_for_every_engine() -> None:
     graph = placed(graph_of("gpt", "bf16"), 2)
     for engine in (Engine(), Engine(keeps="fused", attention="unfused"), Engine(selective="alternate"), Engine()):

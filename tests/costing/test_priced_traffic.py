@@ -78,6 +78,7 @@ def test_flat_buffers_are_not_padded() -> None:
     assert found[1] == pytest.approx(expected, rel=1e-12) and found[0] > found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_call_is_priced_and_no_other(model: str, precision: str) -> None:

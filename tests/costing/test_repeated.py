@@ -43,6 +43,7 @@ def backward_calls(block: nn.Module, arguments: tuple[Any, ...], *, again: bool)
     return calls.counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_the_last_product_does_not_run_again(model: str) -> None:
     body = max(traced(model, "float32").bodies, key=lambda body: len(body.nodes))

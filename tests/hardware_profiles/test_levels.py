@@ -65,6 +65,7 @@ def test_a_part_of_each_node_keeps_its_levels(tmp_path: Path) -> None:
     assert cluster_from_yaml(cluster_to_yaml(part)) == part
 
 
+@pytest.mark.slow
 def test_hosts_make_a_node(tmp_path: Path) -> None:
     """Of a part of a node they give equally many; a prediction does not follow them."""
     rack = resolve_cluster("gb200-nvl72:2")

@@ -72,6 +72,7 @@ def measured(settings: Settings, seconds: Callable[[Probe], float] = seconds_of)
     return Measurement(machine(settings), tuple(Observation(probe, seconds(probe)) for probe in probes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     CPU, CUDA, Settings(1, "cpu"), Settings(1, "cuda"), Settings(3, "cpu", quick=True), Settings(2, "cpu", quick=True),
     Settings(8, "cuda", quick=True),

@@ -27,6 +27,7 @@ def test_every_promised_profile_is_there() -> None:
     assert profile_names() == PROFILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_resolved_cluster_round_trips_exactly(name: str) -> None:
     cluster = resolve_cluster(f"{name}:3")

@@ -24,6 +24,7 @@ def _traced(spec: str, settings: dict[str, object], layers: int) -> ModelGraph:
     return replace(graph, parameters=tuple(replace(parameter, init=()) for parameter in graph.parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "settings"), MODELS)
 def test_a_drawn_out_trace_is_the_deep_trace(spec: str, settings: dict[str, object]) -> None:
     deep, shallow = _traced(spec, settings, 5), _traced(spec, settings, 2)

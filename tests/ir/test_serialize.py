@@ -29,6 +29,7 @@ def test_round_trip(name: str) -> None:
     json.loads(to_json(graph), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mangle", [
     lambda text: text[: len(text) // 2],
     lambda text: text.replace('"is":"Node"', '"is":"Knot"', 1),

@@ -59,6 +59,7 @@ def test_a_crash_is_forgiven_once(two: Workers, tmp_path: Path) -> None:
     assert [outcome.code for outcome in outcomes] == [0, -signal.SIGSEGV]
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_ended_and_says_where_it_was(two: Workers, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS)
     hung, other = two.run(tmp_path, 2, [], timeout_s=2)

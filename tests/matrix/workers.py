@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.compiled import compile_once
 from tests.runtime.group import PRELOAD, forget_groups
 
 HUNG = -int(signal.SIGQUIT)
@@ -88,6 +89,7 @@ def _serve(connection: Connection, stacks: str) -> None:
     faulthandler.register(-HUNG, file, chain=True)
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1  # A worker may have no children of its own.
+    compile_once()
     gc.freeze()  # What torch's modules hold is not looked through after every program.
     while True:
         task = connection.recv()

@@ -30,6 +30,7 @@ def body_of(op: str, arguments: Arguments, inputs: dict[str, tuple[Shape, bool]]
     return Body("Case", values, (), (), (node,), ("out",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("learned", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("shapes", FACTORS, ids=str)
@@ -75,6 +76,7 @@ def test_attention_under_a_mask_of_some_dims(mask: Shape, dtype: str) -> None:
     assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("turned", ["q", "k", "v", "qk", "qkv"])

@@ -258,6 +258,7 @@ def test_results_that_nothing_reads_share_a_variable() -> None:
     assert predicted(body).forward == forward_peak(routed, S, dtype=torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 16, 32, 32), (4, 32, 32, 32), (1, 8, 64, 64), (2, 16, 16, 64)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("base", "gates"), [("gru", 3), ("lstm", 4), ("rnn_tanh", 1)])
@@ -335,6 +336,7 @@ def attention(
     return Body("Case", tuple(inputs), (), (), (*turned, node), ("o",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [False, True])

@@ -120,6 +120,7 @@ def graph(request: pytest.FixtureRequest, tmp_path: Path) -> ModelGraph:
     return gpt2(tmp_path) if request.param == "gpt2" else meaningless(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4])
 def test_a_whole_boundary_takes_two_all_reduces_each_way(graph: ModelGraph, degree: int) -> None:
     body = layer(graph)
@@ -128,6 +129,7 @@ def test_a_whole_boundary_takes_two_all_reduces_each_way(graph: ModelGraph, degr
     assert all(placed.state == "shard" for placed in matrices(body, placement).values())
 
 
+@pytest.mark.slow
 def test_a_split_boundary_gathers_and_scatters_twice_and_shares_the_norms(graph: ModelGraph) -> None:
     body = layer(graph)
     found = option(graph, 4, split=True)
@@ -142,6 +144,7 @@ def test_a_split_boundary_gathers_and_scatters_twice_and_shares_the_norms(graph:
     assert norms and all(placed[name] == SHARED for name in norms)
 
 
+@pytest.mark.slow
 def test_the_head_and_a_tied_embedding_are_split_over_the_vocabulary(graph: ModelGraph) -> None:
     found = option(graph, 4, split=False)
     head = graph.body_of[graph.blocks[-1].body]

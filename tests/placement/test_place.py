@@ -51,6 +51,7 @@ def random_bodies(draw: st.DrawFn) -> Case:
     return body(nodes, ["x"], parameters, outputs), table, pricing, boundary
 
 
+@pytest.mark.slow
 @given(random_bodies())
 @settings(max_examples=120, deadline=None)
 def test_the_ilp_finds_what_enumeration_finds(case: Case) -> None:

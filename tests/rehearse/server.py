@@ -77,7 +77,10 @@ def _serve() -> None:
     import torch.distributed.fsdp
     import torch.distributed.pipelining
 
+    from tests.compiled import compile_once
+
     torch.set_num_threads(1)
+    compile_once()
     gc.freeze()  # What torch's modules hold is not looked through before every step: a quarter of the time.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What torch prints before it raises is no answer.
@@ -86,5 +89,5 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # This file's folder.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
     _serve()

@@ -17,6 +17,7 @@ from tests.runtime.test_settings import GOOD
 from tests.runtime.toy_program import Toy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "said"), [
     ("--learning-rate 0.1", "--learning-rate: 0.1 on rank 1, 0.0003 on rank 0; give all nodes the same"),
     ("--steps 11", "--steps: 11 on rank 1, 10 on rank 0; give"), ("--seed 7", "--seed: 7 on rank 1, 0 on rank 0; give"),

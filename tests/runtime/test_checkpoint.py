@@ -93,6 +93,7 @@ def test_the_newest_is_that_of_the_largest_step_however_many_digits_it_has(kept:
     assert newest(kept) == kept / "step-100000000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "size", "said"), [
     ("training.json", 0, "training.json: missing or mangled"), ("training.json", None, "training.json: missing or mangled"),
     (".metadata", 0, "no complete checkpoint"), ("__0_0.distcp", None, "__0_0.distcp: is missing"),
@@ -152,6 +153,7 @@ def test_no_rank_makes_a_folder_to_write_into(alone: None, tmp_path: Path) -> No
     assert not (tmp_path / "gone").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeing", [0, 1])
 @pytest.mark.parametrize("start", ["kept", "kept/step-00000001"])
 def test_a_start_that_one_rank_does_not_see_is_no_hang(
@@ -171,6 +173,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "said"), [
     (None, None, ""), (range(2000), range(2000), ""),
     (None, range(2000), OTHERS.format("made-up ones", "2,000 tokens of uint16")),
@@ -186,6 +189,7 @@ def test_other_data_than_until_now_is_told(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "said"), [
     (SEQUENCE, ""), (None, ""),
     (16, f"warning: --data: in windows of 16 tokens until now, now of {SEQUENCE}; samples may be repeated or left out\n"),

@@ -62,6 +62,7 @@ def left_over(directory: Path, step: int) -> Path:
     return partial
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_and_a_killed_ones_directory_resumed(
     alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,12 +81,14 @@ def test_a_second_run_is_refused_and_a_killed_ones_directory_resumed(
     assert (tmp_path / "step-00000002").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_ended_is_waited_for(tmp_path: Path) -> None:
     with another_run(tmp_path) as other:
         Timer(1.0, other.kill).start()
         assert claims(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_another_machine_holds_is_told_and_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

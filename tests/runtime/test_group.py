@@ -47,6 +47,7 @@ def test_groups_and_their_threads_end_with_a_case() -> None:
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_crash_is_forgiven_once(tmp_path: Path) -> None:
     pool, once, always = ProcessPool(), tmp_path / "once", tmp_path / "always"
     once.mkdir()

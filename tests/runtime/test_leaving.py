@@ -46,11 +46,13 @@ def ended(environment: dict[str, str], program: str = PROGRAM) -> subprocess.Com
     )
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_run_ends_with_0_and_all_that_it_said() -> None:
     done = ended({"RANK": "1"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "buffered\nregistered\n", "an error's line\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_what_cannot_be_said_leaves_the_exit_code(stream: str) -> None:
     """Also what is left of it to flush."""
@@ -60,6 +62,7 @@ def test_what_cannot_be_said_leaves_the_exit_code(stream: str) -> None:
     assert done.stderr == ("" if stream == "stderr" else "error: file: is wrong\n")
 
 
+@pytest.mark.slow
 def test_without_torchrun_a_run_returns() -> None:
     """A notebook goes on."""
     done = ended({})
@@ -154,6 +157,7 @@ def test_help_is_shown_once(
     assert left.value.code == 0 and ("--checkpoint-every" in capsys.readouterr().out) is shown
 
 
+@pytest.mark.slow
 def test_what_one_rank_raises_ends_it_at_once() -> None:
     """The others may wait for it: nothing that needs them comes before its end, the process group's least of all."""
     raising = PROGRAM.replace('    print("an error', '    raise ZeroDivisionError("boom")\n    print("an error').replace(

@@ -45,6 +45,7 @@ def ordered(name: str, pipeline: int, virtual: int, microbatches: int) -> Mappin
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zero-bubble", "zbv"])
 def test_the_planner_counts_what_a_program_takes(name: str) -> None:
     """And no order needs more than the rule gives, so the program has as many as the plan says."""
@@ -63,6 +64,7 @@ def test_the_planner_counts_what_a_program_takes(name: str) -> None:
                 assert taken == counted, (pipeline, virtual, microbatches, stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_buffer_is_written_while_it_is_in_use(shape: tuple[str, int, int, int]) -> None:
     name, pipeline, _, microbatches = shape
@@ -94,6 +96,7 @@ def test_a_buffer_waits_for_the_next_stage_of_its_rank() -> None:
     assert slots_in_order(row, "zbv", 2, 1, 1, 6)[0] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("toy", [
     Toy(pipeline=2, microbatches=16, schedule="interleaved-1f1b", virtual=2),
     Toy(pipeline=4, microbatches=16, batch=32, schedule="interleaved-zero-bubble", zero=(2, 0, 1, 1, 2, 2)),

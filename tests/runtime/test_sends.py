@@ -48,6 +48,7 @@ def arrived(orders: Orders, name: str, pipeline: int, silent: frozenset[int]) ->
 SMALL = [shape for shape in SHAPES if shape[1] <= 4 and shape[3] <= 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_what_is_let_go_has_been_read_and_is_not_needed(shape: tuple[str, int, int, int], frozen: int) -> None:
@@ -66,6 +67,7 @@ def test_what_is_let_go_has_been_read_and_is_not_needed(shape: tuple[str, int, i
                 assert last in own, f"{gone} may be kept by autograd at {when}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zero-bubble", "zbv"])
 def test_a_program_lets_go_when_the_plan_says(name: str, frozen: int) -> None:

@@ -75,18 +75,21 @@ def check(devices: int, chain: str, seed: int, rank: int, zeros: tuple[int, ...]
 CHAINS = st.text("ab", min_size=3, max_size=4).map(lambda s: "e" + s[1:])
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(devices=st.sampled_from([1, 2, 3]), chain=CHAINS, seed=st.integers(0, 10_000), rank=st.sampled_from([-1, 0, 1, 3]))
 def test_the_last_plan_that_fits_is_found(devices: int, chain: str, seed: int, rank: int) -> None:
     check(devices, chain, seed, rank, (0,), (1,))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), rank=st.sampled_from([-1, 0, 1]))
 def test_mixed_zero_stages_are_no_hiding_place(seed: int, rank: int) -> None:
     check(2, "eab", seed, rank, (0, 1, 3), (1,))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), rank=st.sampled_from([-1, 0, 1]))
 def test_virtual_stages_are_no_hiding_place(seed: int, rank: int) -> None:

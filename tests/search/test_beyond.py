@@ -87,6 +87,7 @@ def test_without_a_closer_look_the_sums_decide() -> None:
     assert search(GRAPH, short, REQUEST, costing=lambda _: costed).prediction.step_s > roomy.prediction.step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pins", [["pipeline=2"], ["pipeline=2", "schedule=interleaved-1f1b"], ["pipeline=1"]])
 def test_before_a_refusal_the_thriftiest_are_looked_at(pins: list[str]) -> None:
     """One candidate's plan fits by the closer look alone, and it is not the one of the least sums."""

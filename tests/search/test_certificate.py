@@ -28,6 +28,7 @@ def test_a_candidate_that_a_wide_gap_passes_over_counts(seed: int, memory: int) 
     assert wide.optimality_gap <= 0.3
 
 
+@pytest.mark.slow
 def test_a_time_limit_holds_where_micro_batches_are_many() -> None:
     """What practice begins with, the smallest micro-batch, is millions of actions there: quicker ones are few.
 

@@ -121,6 +121,7 @@ def never() -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SHAPES, ids=str)
 def test_nothing_quicker_is_left_out(key: tuple[ScheduleName, int, int, int]) -> None:
     most = [len(Leaf(key, seed, ROOMY).steps()) for seed in range(4)]

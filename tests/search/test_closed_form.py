@@ -54,6 +54,7 @@ def test_the_longest_way_is_that_of_one_micro_batch() -> None:
     assert simulate("interleaved-zero-bubble", 4, 1, 1, stages, [0.0] * 4).total_s == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("virtual", [2, 3])
 def test_a_priced_bound_is_below_a_found_plan(virtual: int) -> None:
     """Of one micro-batch on four ranks, of wide layers, which kernels and not launches decide."""

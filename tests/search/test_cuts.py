@@ -30,6 +30,7 @@ def cutter(task: Task) -> Cutter:
     return Cutter(task.chain, shape, Patterns(Ranks(stream, shape, works(stream, shape.microbatches))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_moves_shorten_the_step(shape: tuple[ScheduleName, int, int, int], seed: int) -> None:

@@ -47,6 +47,7 @@ def loss(outputs, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "whole", "parted"), [
     ("settled", False, True), ("stopped", False, False), ("paired", False, False), ("distilled", True, True),
 ])
@@ -56,6 +57,7 @@ def test_which_blocks_are_not_gathered(model: str, whole: bool, parted: bool) ->
     assert (bool(graph.gradients.ungathered_whole), bool(graph.gradients.ungathered_somewhere)) == (whole, parted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [False, True])
 def test_a_target_that_only_a_loss_detaches(read: bool, tmp_path: Path) -> None:
     """What detaches it decides: a block with parameters is handed zeros back for it."""
@@ -64,6 +66,7 @@ def test_a_target_that_only_a_loss_detaches(read: bool, tmp_path: Path) -> None:
     assert graph.gradients.ungathered_whole == (frozenset() if read else {0, 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--pin", "tensor=1"], ["--pin", "data=1", "--pin", "pipeline=2"]])
 @pytest.mark.parametrize("pin", ["zero=3", "zero>=3", "repeat.*: zero=3"])
 def test_a_pin_of_zero_3_is_refused_by_its_name(pin: str, more: list[str], tmp_path: Path) -> None:

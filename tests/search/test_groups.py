@@ -200,6 +200,7 @@ def test_several_groups_are_no_worse_than_any() -> None:
     assert [each.zero_groups for each in family.chosen({each.name for each in chain.each})] == [(8,), (4,), (2,)]
 
 
+@pytest.mark.slow
 def test_a_group_that_is_left_out_is_beaten_in_everything() -> None:
     """By a larger one; and a group that is kept is not."""
     graph, cluster = graph_of("gpt", "float32"), resolve_cluster("dgx-h100:16")

@@ -25,6 +25,7 @@ CASES: list[tuple[ScheduleName, int, int, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "pipeline", "virtual", "data"), CASES)
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(chain=st.text("ab", min_size=4, max_size=5).map(lambda s: "e" + s[1:]), seed=st.integers(0, 10_000))

@@ -46,6 +46,7 @@ def test_single_precision_says_no_more(shape: tuple[ScheduleName, int, int, int]
     assert rough.dtype == np.float64 and (rough <= exact).all() and (rough > exact * (1 - 3e-4)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_quicker_than_the_target_is_left_out(shape: tuple[ScheduleName, int, int, int], seed: int) -> None:

@@ -39,6 +39,7 @@ def _seconds(draw: random.Random, cluster: Cluster, batch: int) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profile_names())
 def test_a_sample_is_cheapest_in_a_huge_microbatch(name: str) -> None:
     cluster = resolve_cluster(f"{name}:1")

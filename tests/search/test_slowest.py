@@ -65,6 +65,7 @@ def _layout(seed: int, key: tuple[ScheduleName, int, int, int], capacity_bytes: 
     return Layout(stream, Shape(*key, capacity_bytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SHAPES, ids=str)
 def test_no_plan_that_fits_is_excluded(key: tuple[ScheduleName, int, int, int]) -> None:
     met, closest = 0, math.inf

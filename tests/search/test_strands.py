@@ -24,6 +24,7 @@ def graph_of(model: str) -> ModelGraph:
     return trace_model(load_model(f"{MODELS}:{model}", {}, None), sequence=24, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "strands"), [
     ("averages", ("embedding",)), ("translator", ("embedding", "embedding_2")), ("frozen", None), ("odd", None),
 ])

@@ -167,6 +167,7 @@ def test_a_function_in_a_checkpoint_leaves_what_follows_its_gradients(model_file
     assert all(parameter.trainable for parameter in graph.parameters)
 
 
+@pytest.mark.slow
 def test_what_the_model_compiles_itself(model_file: Callable[[str], str]) -> None:
     """Is traced, and never run on tensors that hold nothing."""
     spec = model_file(model(built="self.a = torch.compile(self.a)", line="x = torch.compile(lambda z: 2 * z)(x)"))

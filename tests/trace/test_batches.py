@@ -51,6 +51,7 @@ def refusal(spec: str) -> str:
     return str(error.value).replace(str(Path(spec.rpartition(":")[0])), "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "what"), [
     ("x = x * (B // 2)", "number 500001 in mul"), ("x = x * max(1, B // 1000)", "number 1000 in mul"),
     ("x = x * min(B, 8)", "number 8 in mul"), ("x = x * torch.tensor(float(min(B, 8)))", "number 8.0 in tensor"),
@@ -66,6 +67,7 @@ def test_numbers(model_file: Callable[[str], str], line: str, what: str) -> None
     assert said.startswith(f"model:22: the {what}") and NUMBER in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "x = x * torch.tensor(B)", "x = x * x.new_tensor(B)", "x = x * torch.tensor([B, 1.0])[0]",
     "x = x / torch.tensor(B * T).sqrt()", "x = x * torch.tensor(x.shape).prod()", "x = x + x[range(B), -1].unsqueeze(1)",
@@ -85,6 +87,7 @@ def test_in_repeated_modules(model_file: Callable[[str], str]) -> None:
     assert said.startswith(f"model:10: the number 8 in mul {NUMBER}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "x = x.view(B * T, -1).reshape(B, T, 16) + x.new_zeros(B, 1, 16).expand(B, T, 16)",
     "x = x + x[torch.arange(B)[:, None], input_ids % T]", "x = x + torch.zeros(B, T, 16)[:, :, :1]",

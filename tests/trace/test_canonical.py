@@ -66,6 +66,7 @@ def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable
     assert product.differentiable and not detached & set(product.operands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [
     "F.dropout(x, 0.0)", "F.dropout2d(x, 0.0)", "F.alpha_dropout(x, 0.3, False)", "x.flatten(-1)", "torch.atleast_3d(x)",
     "x.real", "x.positive()", "torch.resolve_conj(x)", "x.conj_physical()",
@@ -160,6 +161,7 @@ def test_a_loss_that_broadcasts_nothing(model_file: Callable[[str], str]) -> Non
     assert "broadcast_tensors" not in found and not {"getitem", "expand"} & found
 
 
+@pytest.mark.slow
 def test_a_grouped_product_of_another_library(config_file: Callable[..., str]) -> None:
     spec = config_file(**MIXTRAL)
     found = {node.base for node in nodes(traced(spec, "float32"))}
@@ -195,6 +197,7 @@ def test_a_slope_that_is_not_drawn_is_the_mean_one(model_file: Callable[[str], s
     assert node.op == "leaky_relu" and node.argument("negative_slope") == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("called", "base"), [
     ("F.rrelu(x, training=True)", "rrelu"), ("F.rrelu_(2 * x, training=True)", "rrelu"),
     ("F.alpha_dropout(x, 0.3, True)", "alpha_dropout"), ("F.feature_alpha_dropout(x, 0.3, True)", "feature_alpha_dropout"),

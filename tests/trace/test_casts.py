@@ -49,6 +49,7 @@ def test_the_job_says_what_trained_parameters_are(
         traced(model_file, cast, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cast", "dtype", "said"), [
     ("pass", "float32", ()), ("self.float()", "float32", ()), ("self.to(torch.bfloat16)", "bfloat16", ()),
     ("self.h.float()", "bfloat16", ("parameter h.weight and 1 more are float32 in the model",)),

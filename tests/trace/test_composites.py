@@ -79,6 +79,7 @@ def bases(graph: ModelGraph) -> set[str]:
     return {node.base for body in graph.bodies for node in body.nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_parts(model_file: Write, forward: str) -> None:
     graph = traced(model_file, forward)
@@ -88,6 +89,7 @@ def test_parts(model_file: Write, forward: str) -> None:
     assert not any(0 in type_.shape for body in graph.bodies for node in body.nodes for type_ in node.types)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_parts_compute_the_same(model_file: Write, forward: str) -> None:
     spec = model_file(NET.format(forward=forward, loss=""))

@@ -44,6 +44,7 @@ def traced(tmp_path: Path, line: str) -> tuple[str, ...]:
     return tuple(block.name for block in graph.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "what"), [
     ("if random.random() < 0.01: continue", ":17: the operand of linear is computed from"),
     ("if np.random.rand() > 0.99: x = 2 * x", ":16: which operations run depends on"),
@@ -58,6 +59,7 @@ def test_a_draw_that_changes_the_step_is_refused_by_its_line(tmp_path: Path, lin
     assert what in said and "what numpy or Python draws at random; a program would" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "random.random()",
     "if np.random.random() < 0.0: continue",

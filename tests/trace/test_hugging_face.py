@@ -54,6 +54,7 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "settings", "written"), [
     ({"model_type": "llama", **TINY}, {"hidden_size": 64}, {"hidden_size": 64}),
     ({"model_type": "llama", **TINY}, {"num_attention_heads": 8}, {"num_attention_heads": 8}),
@@ -120,6 +121,7 @@ T5 = {
 TEXT, BATCH = (BatchMultiple(1), 6), (BatchMultiple(1),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "inputs"), [
     ({"model_type": "llama", **TINY}, {"input_ids": (TEXT, 52), "labels": (TEXT, 52)}),
     ({"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 3, **TINY},
@@ -139,6 +141,7 @@ ROBERTA = {
 OPT = {**TINY, "model_type": "opt", "ffn_dim": 44, "word_embed_proj_dim": 32, "max_position_embeddings": 18}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "most"), [
     (ROBERTA, 18), ({**ROBERTA, "pad_token_id": 3}, 16),
     ({**ROBERTA, "model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]}, 18),
@@ -151,12 +154,14 @@ def test_positions_that_are_left(config_file: Callable[..., str], values: dict[s
     assert trace_model(load_model(config_file(**values), {}, None), dtype="float32").sequence == most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "table"), [(ROBERTA, "position_embeddings"), (OPT, "embed_positions")])
 def test_more_than_the_positions_that_are_left(config_file: Callable[..., str], values: dict[str, object], table: str) -> None:
     with pytest.raises(ModelError, match=rf"position 20 is .*{table}\.weight, which has 20 rows; give --seq 18 or less"):
         trace_model(load_model(config_file(**values), {}, 19), dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected"), [
     ("BertForMaskedLM", [("tokens", 52), ("targets", 52)]), ("BertForTokenClassification", [("tokens", 52), ("other", 3)]),
     ("BertForSequenceClassification", [("tokens", 52), ("other", 3)]),
@@ -168,6 +173,7 @@ def test_labels_that_are_classes_are_no_text(config_file: Callable[..., str], na
     assert [(given.role, given.high) for given in graph.batch_inputs] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dtype_is_the_jobs(config_file: Callable[..., str], dtype: str) -> None:
     """Whatever the file says that its weights are."""
@@ -176,6 +182,7 @@ def test_the_dtype_is_the_jobs(config_file: Callable[..., str], dtype: str) -> N
     assert {parameter.type.dtype for parameter in graph.parameters} == {dtype} and graph.dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "said"), [
     ("vit", "ViTForImageClassification", "config.json: ViTForImageClassification takes pixel_values, not input_ids; {}"),
     ("wav2vec2", "Wav2Vec2ForCTC", "config.json: Wav2Vec2ForCTC takes input_values, not input_ids; {}"),
@@ -196,6 +203,7 @@ def test_other_kinds_need_a_model_file(config_file: Callable[..., str], kind: st
     assert said.format(right) in str(error.value)
 
 
+@pytest.mark.slow
 def test_layer_drop_is_refused_with_the_settings_that_switch_it_off(config_file: Callable[..., str]) -> None:
     spec = config_file(model_type="m2m_100", architectures=["M2M100ForConditionalGeneration"], vocab_size=52, d_model=16,
                        encoder_layers=2, decoder_layers=1, encoder_ffn_dim=24, decoder_ffn_dim=24, encoder_attention_heads=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -89,3 +90,14 @@ def loss(outputs, batch):
     assert graph.blocks and sys.path == before
     for name in names:
         del sys.modules[f"beside_when_{name}"]
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same second, as long as before: Python's cache of modules does not tell the two apart. None is left either."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for width in (3, 5):
+        path.write_text(f"from torch import nn\n\ndef make():\n    return nn.Linear({width}, 1)\n")
+        os.utime(path, (10**9, 10**9))
+        assert load_model(f"{path}:make", {}, None).build().get_parameter("weight").shape == (1, width)
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]

@@ -97,6 +97,7 @@ LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "return torch.exp(-s[0]) * F.mse_loss(y, t) + s[0]",
     "return s[0] + torch.exp(-s[0]) * F.mse_loss(y, t) + y.abs().mean() * torch.exp(-s[1]) + s[1]",
@@ -208,6 +209,7 @@ def test_classifier_without_loss(model_file: Callable[[str], str]) -> None:
     assert {given.name: given.high for given in graph.batch_inputs}["labels"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("line", "terms"), [
     ("return ((outputs - batch['target']) ** 2).mean()", lambda x, y: (x - y) ** 2),
@@ -261,6 +263,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("returned", "loss", "made", "said"), [
     ("self.h(x[:, [-1]]), None", "", "M()",
      r"the model's output: has logits of one position, and labels are 8 a sample; .*define example_inputs.* and loss"),

@@ -31,6 +31,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [
     "with torch.no_grad():\n    gate = torch.sigmoid(self.b(x))\nx = torch.tanh(self.b(x)) * gate",
     "with torch.set_grad_enabled(False):\n    gate = self.b(x)\nx = x * gate",
@@ -46,6 +47,7 @@ def test_no_grad_beside_a_change_in_place(before: str, lines: str, model_file: C
     assert error < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [
     "with torch.no_grad():\n    gate = self.b(x)\n    gate.sigmoid_()\n    gate[:, 0] = 1\nx = x * gate",
     "y = torch.zeros_like(x)\nwith torch.no_grad():\n    y[:, 0] = self.b(x)[:, 0]\nx = x * y",
@@ -62,6 +64,7 @@ def test_changes_and_maps_within_no_grad(lines: str, model_file: Callable[[str],
 GIVEN = ["y = x.detach()\ny[:, 0] = self.b(x)[:, 0]\nx = y", "y = x.detach()\ny += self.b.bias\nx = y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", GIVEN)
 def test_a_detached_value_that_is_given_a_gradient(lines: str, model_file: Callable[[str], str]) -> None:
     """It is refused with the way out, which has the gradients of the plain model."""
@@ -95,6 +98,7 @@ def test_a_change_that_the_gradient_does_not_see(lines: str, model_file: Callabl
     assert raised.value.where.endswith(f"user_model.py:{line}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [
     "y = self.b(x).detach()\ny[:, 0] = 0\ny.mul_(2)\nx = x * y",
     "y = self.b(x)\nwith torch.no_grad():\n    y.mul_(2)\n    z = y.sigmoid()\nx = x * z * y.detach()",

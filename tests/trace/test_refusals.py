@@ -172,6 +172,7 @@ def test_a_compiled_librarys_line_is_not_the_users(
     assert refused(f"{path}:make").startswith(f"{path}:5: example_inputs failed: ValueError: high <= 0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "said"), [
     ("{'input': torch.zeros(batch, seq // 2)}", ":5: example_inputs failed: TypeError: unsupported operand"),
     ("{'input': __import__('numpy').random.randint(0, 0, batch)}", ":5: example_inputs failed: ValueError: high <= 0"),
@@ -310,6 +311,7 @@ def test_no_config(refused: Refused, tmp_path: Path) -> None:
     assert refused(f"hf:{tmp_path}/other.json") == f"{tmp_path}/other.json: no such file; {right}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [
     "for sample in x", "for sample in x.unbind(0)", "for sample in x.split(1)", "for sample in torch.chunk(x, len(x))",
     "for sample in (x[index] for index in range(len(x)))", "for sample in (x[i:i + 1, :2] for i in range(x.shape[0]))",

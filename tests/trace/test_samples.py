@@ -39,6 +39,7 @@ def traced(model_file: ModelFile, value: str, has: str = "pass", sequence: int =
     return trace_model(load_model(model_file(NET.format(value=value, has=has)), {}, None), sequence=sequence, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "said"), [
     ("x.roll(1, 0)", "roll works along dim 0, which holds the samples"),
     ("x.roll(1)", "roll works along dim 0"),
@@ -121,6 +122,7 @@ def test_samples_as_time_steps(model_file: ModelFile, layer: str) -> None:
         traced(model_file, "self.n(x)[0]", f"self.n = nn.{layer}(16, 16)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "has"), [
     ("x.reshape(-1, 16).softmax(-1).reshape(b, s, d)", ""),
     ("x.transpose(0, 1).flip(0).cumsum(0).transpose(0, 1)", ""),
@@ -169,6 +171,7 @@ def test_samples_by_themselves(model_file: ModelFile, value: str, has: str) -> N
     assert traced(model_file, value, has or "pass").blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", [260_000, 1_500_001, 10**9])
 @pytest.mark.parametrize("value", [
     "x.flatten(0, 1).softmax(-1).view(x.shape)",
@@ -231,6 +234,7 @@ BY_TOKENS = """best, which = self.gate(rows).softmax(-1).T.topk(4, dim=1)
         y = torch.zeros_like(rows).index_add(0, which.flatten(), rows[which.flatten()])"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [ONE_HOT, SORTED, BACK, PLACED], ids=["one-hot", "sorted", "brought-back", "placed"])
 def test_a_mixture_of_experts_routes_tokens_by_themselves(model_file: ModelFile, body: str) -> None:
     source = load_model(model_file(ROUTED.format(body=body)), {}, None)
@@ -254,6 +258,7 @@ def loss(outputs, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "said"), [
     ("z = F.normalize(outputs.mean(1), dim=-1); return F.cross_entropy(z @ z.T, torch.arange(b))", "matmul pairs every sample"),
     ("return F.cross_entropy(outputs.transpose(0, 1).flatten(0, 1), labels.flatten())", "reads samples in two orders"),

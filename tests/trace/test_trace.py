@@ -108,6 +108,7 @@ def example(name: str, **settings: object) -> ModelSource:
     return load_model(f"{EXAMPLES / name}.py:{name}", TINY | settings, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"bias": False, "tied": False, "gelu": "none"}, {"ffn_hidden": 40}])
 def test_gpt(settings: dict[str, object]) -> None:
     graph, error = both(example("gpt", **settings))
@@ -125,6 +126,7 @@ def test_llama(settings: dict[str, object]) -> None:
     assert graph.blocks[1].reads[1:] == ("cos", "sin"), "the rotary tables are context, computed once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize(("seq", "samples"), [(1, 3), (1, 1), (2, 1), (15, 2)])
 def test_short_and_odd_sequences(name: str, seq: int, samples: int) -> None:
@@ -135,6 +137,7 @@ def test_short_and_odd_sequences(name: str, seq: int, samples: int) -> None:
     assert positions and all(shape == (seq,) for shape in positions), "positions are the same whatever the batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [GPT2, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("seq", [1, 16, 19])
 def test_hugging_face(config_file: Callable[..., str], values: dict[str, object], seq: int) -> None:
@@ -233,6 +236,7 @@ def test_tokens_under_another_name(model_file: Callable[[str], str]) -> None:
     assert [given.name for given in graph.batch_inputs] == ["input_ids", "labels"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [
     "self, **inputs", "self, batch", "self, inputs: dict", "self, inputs: 'typing.Mapping[str, torch.Tensor]'",
 ])
@@ -258,6 +262,7 @@ def test_equal_masks_of_all_layers_are_one(model_file: Callable[[str], str]) -> 
     assert [buffer.fqn for buffer in graph.buffers] == ["one.m"] and len(graph.bodies) == 3
 
 
+@pytest.mark.slow
 def test_sequence_of_the_model_is_the_default(config_file: Callable[..., str]) -> None:
     source = load_model(f"{EXAMPLES / 'gpt.py'}:gpt", TINY, None)
     assert source.sequence == 128 and trace_model(source, dtype="float32").sequence == 128
@@ -294,6 +299,7 @@ def test_parameters_that_no_gradient_reaches_are_not_trained(model_file: Callabl
                               "...): they stay as they start",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "F.embedding(zz.detach().argmax(-1), self.w).view_as(zz)", "self.w[zz.detach().argmax(-1)].reshape_as(zz)",
     "self.w[0].expand_as(zz)", "self.w[0].type_as(zz)",
@@ -355,6 +361,7 @@ def test_dropout_stays_where_it_acts() -> None:
     assert [node.argument("dropout_p") for node in nodes if node.base.startswith("scaled")] == [0.1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [GPT2], ids=["hugging-face"])
 def test_short_position_table(config_file: Callable[..., str], values: dict[str, object]) -> None:
     with pytest.raises(ModelError, match=r"wpe.weight, which has 32 rows; give --seq 32 or less"):
@@ -394,6 +401,7 @@ def make():
     assert both(load_model(spec, {}, 16))[1] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "said"), [
     ("if x.sum() > 0:\n            x = x + 1", r"depends on tensor values: if x.sum\(\) > 0:"),
     ("x = x * x.sum().item()", r"user_model\.py:\d+: .* depends on tensor values: x = x \* x.sum\(\).item\(\); the traced"),
@@ -490,6 +498,7 @@ def make():
     assert not [node.op for body in (graph.context, *graph.bodies) for node in body.nodes if "max" in node.op]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "flag"), [
     ("self.t(x, x, tgt_mask=mask", "tgt_is_causal=True"), ("self.t(x, x, src_mask=mask", "src_is_causal=True"),
     ("self.t.encoder(x, mask", "is_causal=True"), ("self.t.decoder(x, x, mask", "tgt_is_causal=True"),
@@ -521,6 +530,7 @@ def test_in_place_operations_become_functional(model_file: Callable[[str], str])
     assert not any(node.base.endswith("_") for body in graph.bodies for node in body.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "y[..., 0::2] = zz[..., :8].float()", "y[:, 1] = torch.ones(16, dtype=torch.float32)",
     "y[:, :3] = zz[:, :3].float().mean(1, keepdim=True)", "y[:, :, 0] = zz[:, 0, :1]",
@@ -536,6 +546,7 @@ def test_assignments_to_parts(model_file: Callable[[str], str], line: str) -> No
     assert not {"copy", "fill", "zero"} & {node.base for body in graph.bodies for node in body.nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "kept[:, :3] = y[:, :3] * weight", "kept[:, ::2] = y[:, 1::2].conj()", "kept[..., -1] = y[..., 0]", "kept[:, 2, 1:4] = 2j",
     "kept = y * weight; kept.real[:, 0] = y.imag[:, 1]", "kept = (y * 1).conj(); kept[:, 1:3] *= weight",

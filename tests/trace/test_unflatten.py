@@ -53,6 +53,7 @@ def flattened(graph: ModelGraph) -> list[Node]:
             if type_.rank and isinstance(type_.shape[0], BatchMultiple) and type_.shape[0].factor > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "rows = self.b(F.gelu(torch.mm(rows, self.a) + self.s))",
     "rows = self.b(torch.addmm(self.s, rows, self.a).softmax(-1))",

@@ -85,6 +85,7 @@ def test_a_fit_is_a_function_of_rows_and_priors_alone(monkeypatch: pytest.Monkey
     assert (again.values, again.by_family) == (first.values, first.by_family)
 
 
+@pytest.mark.slow
 def test_a_floor_that_nothing_touches_is_reached_by_a_sweep() -> None:
     """As expected of any engine the host is never waited for; a row that is launch-bound tells what it takes."""
     slow = {"engine": "torchtitan", "compile_or_fp8": "compile", "layers": "4", "step_time_s": "0.1"}
@@ -153,6 +154,7 @@ def test_a_fit_writes_the_links_that_it_tried(tmp_path: Path) -> None:
     assert again.start_s == pytest.approx(tried.start_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_users_table_rewrites_what_it_says_something_of(tmp_path: Path) -> None:
     """Numbers that other runs were fitted to stay: of other chips, and of what the table's runs do not show."""
     for kind in ("chips", "profiles", "engines"):
@@ -172,6 +174,7 @@ def test_a_users_table_rewrites_what_it_says_something_of(tmp_path: Path) -> Non
     assert after["attention_forward"] == before["attention_forward"] and after["launch"] != before["launch"]
 
 
+@pytest.mark.slow
 def test_a_chip_of_limited_power_runs_at_its_class_s_rates_times_a_clock(tmp_path: Path) -> None:
     """Trial and files alike: products and attention slow down with the clock, memory and what a kernel reaches of another do
     not."""

@@ -10,6 +10,7 @@ from planner.validate.prepare import prepare_row
 from tests.validate import tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["True", "False"])
 def test_the_divided_option_is_one_of_all(split: str) -> None:
     item = prepare_row(tables.row(n_gpus="2", tp="2", seq_parallel=split, hidden="512", ffn_hidden="2048", layers="2"))

@@ -77,6 +77,7 @@ EVERY_AXIS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [
     {"engine": "megatron", "n_gpus": "8", "tp": "2", "pp": "2", "dp": "2", "global_batch_seqs": "16", "recompute": "full"},
     EVERY_AXIS | {"compile_or_fp8": "fp8"},
@@ -89,6 +90,7 @@ def test_a_row_is_priced_as_the_whole_trace_would_be(change: dict[str, str]) -> 
     assert evaluate_plan(item.plan, whole, item.job.cluster) == predict_row(item).prediction
 
 
+@pytest.mark.slow
 def test_every_axis_is_in_the_breakdown() -> None:
     breakdown = predict_row(prepare_row(tables.row(**EVERY_AXIS))).prediction.breakdown
     assert min(breakdown.tensor_comm, breakdown.context_comm, breakdown.expert_comm, breakdown.data_comm) > 0
@@ -118,6 +120,7 @@ def test_rows_that_cannot_be_predicted_are_skipped_with_the_reason(
     assert (tmp_path / "p.svg").read_text().count("<circle") == 2
 
 
+@pytest.mark.slow
 def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run on another chip is none, predicted or not."""
     odd = {"row_id": "odd", "chip": "abacus"}
@@ -149,6 +152,7 @@ def test_names_are_whole_on_a_narrow_page(
         assert "".join(cells[column].strip() for cells in by_family) == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chip", "said"), [
     ("a100-sxm-80gb", []),
     ("A100-80GB", ["A100-SXM-80GB stands for the chip A100-80GB"]),

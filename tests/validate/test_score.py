@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from planner.ir.plan import Breakdown, Prediction
 from planner.validate.predict import RowPrediction
 from planner.validate.score import score
@@ -64,6 +66,7 @@ def test_runs_that_ran_should_fit_and_those_that_ran_out_of_memory_should_not() 
     assert fits.wrong == ("bad", "slipped")
 
 
+@pytest.mark.slow
 def test_a_row_that_was_not_timed_has_no_error() -> None:
     item = predicted(1.0, step_time_s="")
     assert item.error is None and replace(item).step_s == 1.0
