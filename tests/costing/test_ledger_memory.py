@@ -32,11 +32,11 @@ CASES = [
     ("gpt", "bf16", Row()),
     wide("llama", "fp64", Row(pipeline=2, data=4, zero="mixed", recompute="full", accumulation=2)),
     wide("llama", "fp64", Row(data=4, tensor=2, sequence_parallel=True, zero=3, recompute="selective")),
-    ("llama", "fp64", Row(data=2, tensor=4, sequence_parallel=True, zero="mixed", recompute="mixed", accumulation=2)),
+    wide("llama", "fp64", Row(data=2, tensor=4, sequence_parallel=True, zero="mixed", recompute="mixed", accumulation=2)),
     ("gpt", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, zero=2, recompute="full", accumulation=4)),
     wide("gpt", "bf16", Row(pipeline=2, data=2, tensor=2, schedule="gpipe", zero=1, recompute="selective", accumulation=2)),
     wide("gpt", "bf16", Row(pipeline=2, data=4, schedule="interleaved-1f1b", zero=3, recompute="mixed", accumulation=4)),
-    ("llama", "fp64", Row(
+    wide("llama", "fp64", Row(
         pipeline=2, tensor=4, sequence_parallel=True, schedule="interleaved-zero-bubble", zero=1, accumulation=4,
     )),
     wide("llama", "fp32", Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2)),
@@ -69,7 +69,7 @@ CASES = [
     # A gradient that lies otherwise than its parameter, which is none until it is copied.
     wide("experts", "fp64", Row(pipeline=2, data=2, zero=1, accumulation=2)),
     # A peak that moves as micro-batches are added; a value that a stage's function holds to its end; tensors that lie askew.
-    ("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
+    wide("corners", "bf16", Row(pipeline=4, tensor=2, sequence_parallel=True, schedule="gpipe", accumulation=8)),
     wide("odd", "fp64", Row(pipeline=2, accumulation=6, microbatch=2)),
     ("odd", "bf16", Row(pipeline=2, data=2, zero=3, accumulation=2, recompute="full")),
     # Blocks share a view of what the stage makes for every micro-batch.
@@ -129,7 +129,7 @@ CASES = [
     wide("mixing", "fp32", Row(tensor=2, accumulation=2, microbatch=2, recompute="selective")),
     ("stamped", "fp32", Row(data=2, zero=1, accumulation=2, recompute="selective")),
     wide("stamped", "fp32", Row(pipeline=2, accumulation=4)),
-    ("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
+    wide("mirrored", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     wide("mirrored", "fp64", Row(pipeline=2, accumulation=4)),
     # A unit without parameters reduces nothing, and leaves the buffer of the last reduction where it is.
     ("paired", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
@@ -165,15 +165,15 @@ FIELDS = [
     # A gradient that leaves a block and that its weight part reads too.
     ("crossed", "fp32", SPLIT),
     # Operations that autograd records and forgets: no gradient comes back to them.
-    wide("codes", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)), wide("codes", "fp32", SPLIT),
-    ("codes", "fp32", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
+    wide("codes", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)), ("codes", "fp32", SPLIT),
+    wide("codes", "fp32", Row(tensor=2, pipeline=2, accumulation=2, microbatch=2)),
     # A recurrent cell taken apart, rows added up elsewhere.
     ("messages", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
     wide("messages", "fp32", Row(data=2, zero=3, accumulation=2, recompute="full")),
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
     ("recalled", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
     # A way between two nodes of a group over nodes of others, whose weights are made of their parameters first.
-    ("recent:sphere", "fp32", SPLIT), wide("dynamics", "fp32", SPLIT),
+    wide("recent:sphere", "fp32", SPLIT), ("dynamics", "fp32", SPLIT),
     # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
     ("diffusion:unet", "fp32", SPLIT),
     wide("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),
@@ -272,7 +272,7 @@ def test_logits_of_many_pieces(server: Server, precision: str, row: Row, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), [("capped", "fp32"), wide("capped", "fp64"), ("streams", "fp32")])
+@pytest.mark.parametrize(("name", "precision"), [wide("capped", "fp32"), wide("capped", "fp64"), ("streams", "fp32")])
 def test_logits_that_rule(server: Server, name: str, precision: str, tmp_path: Path) -> None:
     """The most is alive while cross-entropy over a split vocabulary has a copy of the logits."""
     row = Row(tensor=2, data=2, sequence_parallel=True, zero=1, accumulation=2, recompute="selective")

@@ -14,11 +14,12 @@ from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, shard
 from planner.placement import place_graph
 from planner.trace import load_model, trace_model
-from tests.matrix.build import Row, make_plan
+from tests.matrix.build import Row, label, make_plan
 from tests.matrix.pricing import VolumePricing
 from tests.matrix.reference import batches_of, build_in, give_start, train_plainly, worst_gradient
 from tests.matrix.test_matrix import STEPS, run
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 SEQUENCE = 20
@@ -73,7 +74,7 @@ def built(folder: Path, graph: ModelGraph) -> Logits:
     return model
 
 
-@pytest.mark.parametrize(("name", "row"), TRAINED, ids=[f"{name}-{row.label}" for name, row in TRAINED])
+@pytest.mark.parametrize(("name", "row"), [case if at % 3 else wide(*case) for at, case in enumerate(TRAINED)], ids=label)
 def test_program_equals_transformers(workers: Workers, name: str, row: Row, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     graph = trace_model(load_model(f"hf:{tmp_path}", {}, SEQUENCE), sequence=SEQUENCE, dtype="float64")

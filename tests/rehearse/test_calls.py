@@ -39,7 +39,7 @@ ROWS = [
     ("gpt", "fp64", Row(tensor=2, data=4, zero="mixed", recompute="mixed", accumulation=2, sequence_parallel=True)),
     wide("gpt", "fp64", Row(pipeline=2, data=2, zero=3, accumulation=4, schedule="interleaved-1f1b", recompute="selective")),
     # Six heads and 51 words over four ranks, ten heads on five over two; whole and half precision; every recomputation.
-    ("gpt", "bf16", Row(tensor=4, data=2, zero=2, accumulation=2, sequence_parallel=True, recompute="selective")),
+    wide("gpt", "bf16", Row(tensor=4, data=2, zero=2, accumulation=2, sequence_parallel=True, recompute="selective")),
     wide("gpt", "fp32", Row(tensor=4, data=2, zero=3, accumulation=1, recompute="full")),
     wide("llama", "bf16", Row(tensor=4, zero=0, accumulation=2, sequence_parallel=True, recompute="full")),
     ("llama", "fp16", Row(tensor=2, pipeline=2, accumulation=3, zero=1)),

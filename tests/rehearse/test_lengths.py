@@ -27,7 +27,7 @@ ROWS = [
     wide("gpt", Row(pipeline=2, accumulation=6, data=2, zero=2, schedule="gpipe")),
     wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="interleaved-1f1b")),
     ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=3, schedule="interleaved-1f1b")),
-    ("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
+    wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=2, schedule="interleaved-zero-bubble")),
     wide("gpt", Row(pipeline=2, accumulation=10, data=2, zero=1, schedule="zbv")),
     ("gpt", Row(pipeline=2, accumulation=9, microbatch=2, schedule="zbv")),
 ]

@@ -12,6 +12,7 @@ from runtime.initialize import CHUNK, initial_value
 from tests.runtime import cases
 from tests.runtime.group import ProcessPool
 from tests.runtime.toy_program import RECIPES, PlainModel, Toy
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +47,8 @@ def test_training_equals_the_plain_models(pool: ProcessPool, name: str) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [
     ("one process", "tensor 2 x data 2"), ("tensor 2 x data 2", "pipeline 2 x data 2"),
-    ("pipeline 2 x data 2", "pipeline 2 x tensor 2, zbv"), ("pipeline 2 x tensor 2, zbv", "hybrid"),
-    ("hybrid", "one process"),
+    wide("pipeline 2 x data 2", "pipeline 2 x tensor 2, zbv"), ("pipeline 2 x tensor 2, zbv", "hybrid"),
+    wide("hybrid", "one process"),
 ])
 def test_a_checkpoint_resumes_under_another_plan(pool: ProcessPool, tmp_path: Path, first: str, second: str) -> None:
     expected, model = cases.plain_trajectory(4, 16, 7, 0.5)

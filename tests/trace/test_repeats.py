@@ -58,7 +58,7 @@ def same(source: Callable[[], ModelSource], dtype: str = "float32") -> str:
     ("gpt", {}), ("gpt", {"bias": False, "tied": False, "gelu": "none"}), ("gpt", {"dropout": 0.1}),
     ("llama", {}), ("llama", {"tied": True, "head_dim": 24}),
 ])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", wide("bfloat16")])
 def test_examples(drawn: list[bool], name: str, settings: dict[str, object], dtype: str) -> None:
     settings = {"layers": 7, "seq": 16} | settings
     same(lambda: load_model(f"{EXAMPLES / name}.py:{name}", settings, None), dtype)
