@@ -265,7 +265,10 @@ def _run(run: Run) -> list[str]:
 
 
 def _weigh(program: Program) -> list[str]:
-    names = ", ".join(argument.variable for argument in program.batch)
-    call = program.weight
-    return [f"def weigh({names}):", '    """Weight of all terms of one micro-batch\'s loss."""',
-            *wrap(f"return {call.function}({', '.join(_context_arguments(call, program))})", 4)]
+    given = [argument for argument in program.batch if argument.given.role != "share"]
+    call = f"{program.weight.function}({', '.join(_context_arguments(program.weight, program))})"
+    said, returned = "Weight of all terms of one micro-batch's loss.", f"({call},)"
+    if len(given) < len(program.batch):
+        said, returned = "Samples of one micro-batch, and the weights of its loss's averages.", call
+    return [f"def weigh({', '.join(argument.variable for argument in given)}):", f'    """{said}"""',
+            *wrap(f"return {returned}", 4)]

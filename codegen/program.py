@@ -181,7 +181,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Program:
-    """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weight.
+    """The whole program. ``loss``: the stage's variable of the loss; ``weight``: the context function of the weights.
 
     ``initialization``: recipe by parameter key; ``idle``: shapes of the parameters that no block holds, by key;
     ``untrained``: the stages that make no gradient of a tied parameter that they hold, by key; ``ungathered``: the blocks that

@@ -107,7 +107,7 @@ def _reader_name(graph: ModelGraph, at: int, name: str) -> str:
 def lower_context(
     graph: ModelGraph, chain: Chain, batch: int, used: set[str]
 ) -> tuple[tuple[Function, ...], tuple[ContextCall, ...], ContextCall]:
-    """The context as one function per connected group of the values that blocks read, and one of the weight."""
+    """The context as one function per connected group of the values that blocks read, and one of the weights."""
     functions: list[Function] = []
     calls: list[ContextCall] = []
     wanted = [name for name in graph.context.outputs if name in chain.variable]
@@ -116,7 +116,7 @@ def lower_context(
         readers = tuple(run.attribute for run in chain.runs if set(run.reads) & set(group))
         functions.append(function)
         calls.append(replace(call, writes=tuple(chain.variable[name] for name in group), readers=readers))
-    function, weight = _slice(graph, [graph.weight], batch, chain.variable, used)
+    function, weight = _slice(graph, graph.weights, batch, chain.variable, used)
     return (*functions, function), tuple(calls), weight
 
 

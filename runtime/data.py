@@ -32,7 +32,8 @@ class BatchInput:
 
     Where none is known, ``shown`` is that of the model's example inputs.
 
-    ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, ``other`` is made up. ``like``:
+    ``role``: ``tokens`` are drawn from the data, ``targets`` are the tokens shifted by one, a ``share`` is what an average that
+    the loss adds is scaled by, which each step works out (runtime/loop.py, ``weighed``), ``other`` is made up. ``like``:
     what made-up floats are: ``normal``, ``positive`` (their magnitudes), ``unit`` (from 0 to 1), ``mask`` (0 or 1) or
     ``constant``, and which. ``argument``: of the stages, that takes it (empty: of its own name).
     """
@@ -40,7 +41,7 @@ class BatchInput:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    role: Literal["tokens", "targets", "other"]
+    role: Literal["tokens", "targets", "share", "other"]
     high: int = 0
     shown: int = 0
     like: tuple[str | float, ...] = ("normal",)
@@ -185,15 +186,16 @@ class TokenFile:
 
 
 class Batches:
-    """The local batch of every step: the data rank's consecutive samples of the global batch, for every input. ``before``:
-    samples before step 0, negative where the steps that were made had fewer.
+    """The local batch of every step: the data rank's consecutive samples of the global batch, for every input but shares.
+    ``before``: samples before step 0, negative where the steps that were made had fewer.
     """
 
     def __init__(
         self, inputs: Sequence[BatchInput], source: Source | None, seed: int, total: int, data_rank: int, data: int,
         device: torch.device, before: int = 0,
     ) -> None:
-        self.inputs, self.source, self.seed, self.total, self.device = tuple(inputs), source, seed, total, device
+        self.inputs = tuple(entry for entry in inputs if entry.role != "share")
+        self.source, self.seed, self.total, self.device = source, seed, total, device
         self._before = before
         local = total // data
         self._own = range(data_rank * local, (data_rank + 1) * local)

@@ -33,19 +33,19 @@ from .zero import MASTER_DTYPE, Precision
 class Program:
     """What an emitted program hands to :func:`train`.
 
-    ``modules``: this rank's stage modules, ZeRO applied; ``runner``: their schedule. ``weigh``: the weight of a
-    micro-batch's terms, from its inputs. ``batch``: samples a step over all data ranks; ``microbatches`` a step on
-    each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN (None: left as allocated); ``decays``: weight
-    decay by FQN; ``aliases``: further names of tied parameters. ``tied``: those with copies in several stages,
-    ``stage_ranks``: the pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of one device in
-    a second (0: unknown). ``dropout``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
+    ``modules``: this rank's stage modules, ZeRO applied; ``runner``: their schedule. ``weigh``: the weights of a
+    micro-batch's terms, from its inputs: of all, or the samples and what shares are of. ``batch``: samples a step over all
+    data ranks; ``microbatches`` a step on each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN (None: left
+    as allocated); ``decays``: weight decay by FQN; ``aliases``: further names of tied parameters. ``tied``: those with copies
+    in several stages, ``stage_ranks``: the pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of
+    one device in a second (0: unknown). ``dropout``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
     persistent ones; ``idle``: whole shapes of the parameters that take no part, by FQN.
     """
 
     world: World
     modules: Sequence[nn.Module]
     runner: Runner
-    weigh: Callable[..., Tensor]
+    weigh: Callable[..., tuple[Tensor, ...]]
     inputs: Sequence[BatchInput]
     batch: int
     microbatches: int
@@ -120,7 +120,7 @@ class Trainer:
         """Forward and backward of the next step: mean loss (NaN where a rank has failed), gradient norm and total weight;
         float64 on the device."""
         batch = self._batch()
-        weight = global_weight(self.program, batch)
+        weight, batch = weighed(self.program, batch)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
         loss_sum = run_step(self.program.runner, batch, scale, self._streams())
         self.tied.complete(self.parameters)
@@ -218,12 +218,18 @@ class Trainer:
         return lambda index: DropoutStream(self.seed, step, index, world.data_rank, world.tensor.rank)
 
 
-def global_weight(program: Program, batch: Mapping[str, Tensor]) -> Tensor:
-    """The weight of all terms of a step, 0-dim float: over the micro-batches, then an all-reduce over the data axis."""
+def weighed(program: Program, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weight of all terms of a step, 0-dim float: over the micro-batches, then an all-reduce over the data axis; and the
+    batch. Where the loss adds averages over other weights, the weight is the number of samples, and the batch tells the stages
+    what each average's sum is scaled by: its share, that weight over its own."""
     parts = [program.weigh(**chunk) for chunk in split_batch(batch, program.microbatches)]
-    weight = torch.stack([part.double() for part in parts]).sum()
-    dist.all_reduce(weight, group=program.world.data_group)
-    return weight
+    weights = torch.stack([torch.stack([one.double() for one in part]) for part in parts]).sum(0)
+    dist.all_reduce(weights, group=program.world.data_group)
+    shares = [entry for entry in program.inputs if entry.role == "share"]
+    ratios = torch.where(weights == 0, 0.0, weights[0] / weights)[1:]
+    samples = next(iter(batch.values())).shape[:1]
+    told = {entry.keyword: ratio.to(entry.dtype).repeat(samples) for entry, ratio in zip(shares, ratios, strict=True)}
+    return weights[0].clone(), {**batch, **told}
 
 
 def train(program: Program, options: Options) -> None:

@@ -179,7 +179,7 @@ def _loss_bytes(stages: Mapping[int, StageReplay]) -> int:
 def _sample_bytes(graph: ModelGraph) -> int:
     """What making one sample of a batch takes: its inputs, one after the other, each drawn and then cast (runtime/data.py)."""
     made = most = 0
-    for item in graph.batch_inputs:
+    for item in (item for item in graph.batch_inputs if item.role != "share"):
         drawn = replace(item.type, dtype="float32" if item.type.floating else "int64")
         made += item.type.size_bytes()
         most = max(most, made + (drawn.size_bytes() if drawn != item.type else 0))

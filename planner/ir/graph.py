@@ -56,15 +56,15 @@ class Buffer:
     fixed: bool = False
 
 
-Role = Literal["tokens", "targets", "other"]
+Role = Literal["tokens", "targets", "other", "share"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     """A tensor that the data loader supplies for each sample. ``high``: exclusive bound of integer values (0: none known);
     ``shown``: where none is known, of those that the model's example inputs have (0: none has any). ``role``: ``tokens`` (drawn
-    from data), ``targets`` (tokens shifted by one) or ``other``. ``like``: what floats are drawn as where they are made up, see
-    :func:`planner.trace.examples.likeness`."""
+    from data), ``targets`` (tokens shifted by one), ``share`` (see ModelGraph) or ``other``. ``like``: what floats are drawn as
+    where they are made up, see :func:`planner.trace.examples.likeness`."""
 
     name: str
     type: TensorType
@@ -93,7 +93,8 @@ class ModelGraph:
     ``context`` is the body of values that depend on no parameter (rotary tables, masks, the loss weight): its inputs
     bind to batch inputs by name, its outputs are global value names; every stage computes what it needs of it.
     ``blocks`` in execution order; the last writes ``loss`` (a sum over the weighted terms of one micro-batch).
-    ``weight`` is the context output (a scalar) that counts the terms' weight.
+    ``weight`` is the context output (a scalar) that counts the terms' weight. ``shares``: of averages over other
+    weights, which are such outputs too, the batch input that is the step's whole ``weight`` over that one, and that weight.
     """
 
     name: str
@@ -108,6 +109,12 @@ class ModelGraph:
     dtype: str
     sequence: int
     warnings: tuple[str, ...] = ()
+    shares: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The context's outputs that a step weighs its terms by."""
+        return (self.weight, *(weight for _, weight in self.shares))
 
     @cached_property
     def on_accelerator(self) -> ModelGraph:
@@ -172,8 +179,8 @@ class ModelGraph:
         return self.context.together([name for name in self.context.outputs if name in read])
 
     def constants_of(self, blocks: Sequence[Block]) -> frozenset[str]:
-        """The context's buffers that a stage of these blocks has on its device; every stage makes the loss's weight."""
-        return self.context.origins([*self.made_for(blocks), self.weight]) & {buffer.name for buffer in self.context.buffers}
+        """The context's buffers that a stage of these blocks has on its device; every stage makes the loss's weights."""
+        return self.context.origins([*self.made_for(blocks), *self.weights]) & {buffer.name for buffer in self.context.buffers}
 
     def crossing(self, index: int) -> tuple[str, ...]:
         """Activations alive between block ``index - 1`` and block ``index``: what a pipeline cut there must send."""

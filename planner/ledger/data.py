@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES
+from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan
 from planner.ledger.calls import Calls, call, shard_group
 from planner.ledger.gathers import Turns, play
 from planner.ledger.units import Unit
 
 WEIGHT_BYTES = 8
-"""The weight of a step's terms, one float64."""
+"""A weight of a step's terms, one float64."""
 
 
-def data_calls(plan: Plan, pipeline_rank: int, units: Mapping[int, Sequence[Unit]]) -> Calls:
+def data_calls(plan: Plan, graph: ModelGraph, pipeline_rank: int, units: Mapping[int, Sequence[Unit]]) -> Calls:
     """``units``: of each virtual stage of the rank."""
-    calls = call("all_reduce", "data", plan.mesh.data, WEIGHT_BYTES)
+    calls = call("all_reduce", "data", plan.mesh.data, WEIGHT_BYTES * len(graph.weights))
     played = play(plan, pipeline_rank, units)
     for stage, mine in units.items():
         for unit, turns in zip(mine, played[stage], strict=True):

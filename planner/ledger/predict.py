@@ -30,7 +30,7 @@ def predict_rank(plan: Plan, graph: ModelGraph, rank: int, memory: StageMemory) 
     for part in (
         block_calls(plan, graph, stages),
         partial_gradient_call(plan, place, [unit for mine in units.values() for unit in mine]),
-        data_calls(plan, place.pipeline, units),
+        data_calls(plan, graph, place.pipeline, units),
         cut_calls(plan, graph, place),
         tied_calls(plan, graph, place, units),
     ):

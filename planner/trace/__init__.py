@@ -17,6 +17,7 @@ from planner.trace.load import load_model
 from planner.trace.losses import separate_loss
 from planner.trace.reach import freeze, warning, without_gradient
 from planner.trace.samples import check_samples
+from planner.trace.shares import feed_shares
 from planner.trace.source import ModelSource
 from planner.trace.unflatten import unflatten
 from planner.trace.verify import verify
@@ -45,7 +46,7 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
     graph = canonicalise(graph)
     graph = unflatten(graph)
     graph = widen_loss(separate_loss(graph))
-    graph = check_samples(graph)
+    graph = feed_shares(check_samples(graph))
     graph = fold_masks(graph)
     check_tables(graph)
     graph = split_context(graph)

@@ -32,11 +32,11 @@ class _Ends:
 
 def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: BuiltModel) -> ModelGraph:
     """The ModelGraph of a partitioned flat graph."""
-    loss, weight = graph.outputs
-    if weight not in graph.context:
+    loss, weight, *others = graph.outputs
+    if not graph.context.issuperset((weight, *others)):
         raise ModelError(graph.where, "the loss's weight depends on parameters", "it must come from the batch alone")
     all_ends = _ends(graph, segments)
-    names = _Names(graph, weight, all_ends)
+    names = _Names(graph, all_ends)
     context = packed(_context(graph, names), turned=True)
     names.give(names.context_outputs, context.outputs)
     bodies: dict[object, Body] = {}
@@ -61,11 +61,16 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
         buffers=values_of_buffers(graph, tuple(dict.fromkeys(used)), built), context=context,
         bodies=tuple(bodies.values()), blocks=tuple(blocks), loss=names.of[loss], weight=names.of[weight],
         dtype=built.dtype, sequence=graph.sequence,
+        shares=tuple(zip(_shares(graph), (names.of[value] for value in others), strict=True)),
         warnings=(
             *graph.warnings, *_idle_parameters(built, blocks), *unknown_buffers(built, used), *_frozen_starts(built),
             *_copied_starts(built, used), *_casts(built),
         ),
     )
+
+
+def _shares(graph: FlatGraph) -> tuple[str, ...]:
+    return tuple(given.name for given in graph.batch_inputs if given.role == "share")
 
 
 def _frozen_starts(built: BuiltModel) -> tuple[str, ...]:
@@ -121,14 +126,14 @@ def _ends(graph: FlatGraph, segments: Sequence[Segment]) -> tuple[_Ends, ...]:
 class _Names:
     """Global names of values, given in the order in which blocks write them."""
 
-    def __init__(self, graph: FlatGraph, weight: str, ends: Sequence[_Ends]) -> None:
+    def __init__(self, graph: FlatGraph, ends: Sequence[_Ends]) -> None:
         self.of = {f"batch:{given.name}": given.name for given in graph.batch_inputs}
         self.taken = set(self.of.values()) | {_bare(name) for name in graph.inputs if name.startswith("buffer:")}
-        self.loss = graph.outputs[0]
+        self.loss, weight, *others = graph.outputs
         nodes = tuple(node for node in graph.nodes if node.name in graph.context)
         elsewhere = (node.source for node in graph.nodes if node.name not in graph.context)
         self.context = name_values(nodes, self.taken, {weight: "weight"}, elsewhere)
-        wanted = {name for end in ends for name in end.reads} | {weight}
+        wanted = {name for end in ends for name in end.reads} | {weight, *others}
         self.context_outputs = tuple(node.name for node in nodes if node.name in wanted)
         self.of |= {name: self.context[name] for name in self.context_outputs}
         self.taken |= set(self.context.values())

@@ -16,20 +16,41 @@ from planner.trace.recipes import decode
 
 def run(graph: ModelGraph, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The loss sum and the weight of one batch. ``parameters`` by FQN; ``batch`` by the names of the batch inputs."""
-    samples = next(iter(batch.values())).shape[0]
-    buffers = {
-        buffer.fqn: decode(buffer.data, getattr(torch, buffer.type.dtype)).reshape(buffer.type.sizes(1))
-        for buffer in graph.buffers
-    }
-    values: dict[str, Tensor] = dict(batch)
-    context = {value.name: batch[value.name] for value in graph.context.inputs}
-    context |= {value.name: buffers[value.name] for value in graph.context.buffers}
-    values |= zip(graph.context.outputs, _run_body(graph.context, context, samples), strict=True)
+    samples, buffers = next(iter(batch.values())).shape[0], _buffers(graph)
+    values: dict[str, Tensor] = {**batch, **_context(graph, batch)}
     for block in graph.blocks:
         body = graph.body_of[block.body]
         outputs = _run_body(body, _bound(block, body, values, parameters, buffers), samples)
         values |= zip(block.writes, outputs, strict=True)
     return values[graph.loss], values[graph.weight]
+
+
+def with_shares(graph: ModelGraph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A whole step's batch with the shares of its averages (``ModelGraph.shares``), which it lacks."""
+    types = {given.name: getattr(torch, given.type.dtype) for given in graph.batch_inputs}
+    samples = next(iter(batch.values())).shape[0]
+    whole = {**batch, **{name: torch.ones(samples, dtype=types[name]) for name, _ in graph.shares}}
+    context = _context(graph, whole)
+    for name, weight in graph.shares:
+        share = context[graph.weight].double() / context[weight] if context[weight] else 0
+        whole[name] = (whole[name] * share).to(types[name])
+    return whole
+
+
+def _context(graph: ModelGraph, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What depends on no parameter."""
+    buffers = _buffers(graph)
+    bound = {value.name: batch[value.name] for value in graph.context.inputs}
+    bound |= {value.name: buffers[value.name] for value in graph.context.buffers}
+    samples = next(iter(batch.values())).shape[0]
+    return dict(zip(graph.context.outputs, _run_body(graph.context, bound, samples), strict=True))
+
+
+def _buffers(graph: ModelGraph) -> dict[str, Tensor]:
+    return {
+        buffer.fqn: decode(buffer.data, getattr(torch, buffer.type.dtype)).reshape(buffer.type.sizes(1))
+        for buffer in graph.buffers
+    }
 
 
 def _bound(

@@ -17,7 +17,8 @@ from planner.trace.additive import MEAN, SUM, added_up, is_additive, is_fixed, n
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
 from planner.trace.flat import FlatGraph, place
-from planner.trace.halves import HALF, wide_copy
+from planner.trace.halves import HALF, WIDE, wide_copy
+from planner.trace.shares import PREFIX
 
 GUARDS = frozenset({"clamp", "clamp_min", "add"})
 NOTHING = 1e-6
@@ -35,15 +36,18 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
         graph = _Separator(graph).separate()
     elif len(graph.outputs) == 2:
         graph = _counted(graph)
-    if len(graph.outputs) != 2:
+    else:
         raise ModelError(graph.where, f"loss() returned {len(graph.outputs)} values", ADVICE)
-    total, weight = graph.outputs
-    for name, what in ((total, "sum"), (weight, "weight")):
+    total, *weights = graph.outputs
+    said = ((total, "sum"), *((weight, "weight") for weight in weights))
+    for name, what in said:
         if name not in graph.by_name or graph.by_name[name].type.shape != ():
             raise ModelError(_place(graph, name), f"the loss's {what} is no scalar that loss() computed", ADVICE)
-    if graph.by_name[weight].differentiable:
-        raise ModelError(_place(graph, weight), "the loss's weight depends on parameters", "it must come from the batch alone")
-    for name, what in ((total, "sum"), (weight, "weight")):
+    for weight in weights:
+        if graph.by_name[weight].differentiable:
+            wrong = "the loss's weight depends on parameters"
+            raise ModelError(_place(graph, weight), wrong, "it must come from the batch alone")
+    for name, what in said:
         culprit = not_additive(graph, name)
         if culprit is not None:
             wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
@@ -100,11 +104,15 @@ class _Separator:
         self.graph = graph
         self.constants = Constants(graph)
         self.added: list[Node] = []
+        self.shares: dict[str, tuple[TensorType, str]] = {}
+        """By name, of averages over weights that the batch decides, the weight."""
 
     def separate(self) -> FlatGraph:
         total, weight = self.parts(self.graph.outputs[0])
         nodes = (*self.graph.nodes, *self.added)
-        return replace(self.graph, nodes=nodes, outputs=(total, weight))
+        inputs = {**self.graph.inputs, **{name: type_ for name, (type_, _) in self.shares.items()}}
+        outputs = (total, weight, *(average for _, average in self.shares.values()))
+        return replace(self.graph, nodes=nodes, inputs=inputs, outputs=outputs)
 
     def parts(self, name: str) -> tuple[str, str]:
         """Names of the sum and the weight whose ratio is the scalar ``name``."""
@@ -259,12 +267,40 @@ class _Separator:
         (total, weight), (other, its_weight) = self.parts(first.name), self.parts(second.name)
         proportion = self._proportion(weight, its_weight)
         if proportion is None:
-            raise self._refuse(node, "it adds averages over different numbers of terms, which the batch decides")
+            (total, weight), (other, _) = self._of_samples(node, total, weight), self._of_samples(node, other, its_weight)
+            proportion = 1
         if proportion != 1:
             scale = (("self", Ref(other)), ("other", proportion))
             other = self._add("scaled", "mul.Tensor", scale, node.type, node, self._node(other).differentiable)
         both = (("self", Ref(total)), ("other", Ref(other)), ("alpha", alpha))
         return self._add("added", op, both, node.type, node, node.differentiable), weight
+
+    def _of_samples(self, node: Node, total: str, weight: str) -> tuple[str, str]:
+        """The sum scaled so that its weight is the number of samples, and that."""
+        count = dict(self._node(weight).arguments).get("fill_value")
+        made = self._node(total)
+        if isinstance(count, BatchMultiple) and count.factor == 1:
+            return total, weight
+        type_ = made.type
+        factor: Argument
+        if isinstance(count, BatchMultiple):
+            factor = 1 / count.factor
+        else:
+            type_ = replace(type_, dtype=WIDE) if type_.dtype in HALF else type_
+            factor = Ref(self._share(type_, weight))
+        scaled = self._add("scaled", "mul.Tensor", (("self", Ref(total)), ("other", factor)), type_, node, made.differentiable)
+        return scaled, self._count((BatchMultiple(1),), node)
+
+    def _share(self, type_: TensorType, weight: str) -> str:
+        """The name of what a sum over this weight is scaled by: one and the same for sums over one weight."""
+        for name, (known, other) in self.shares.items():
+            if known == type_ and self._alike(weight, other):
+                return name
+        bare = f"loss_share_{len(self.shares) + 1}"
+        while f"batch:{bare}" in self.graph.inputs:
+            bare += "_"
+        self.shares[PREFIX + bare] = (type_, weight)
+        return PREFIX + bare
 
     def _shifted(
         self, node: Node, average: str, factor: float, number: float, times: str | None = None

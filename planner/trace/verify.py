@@ -84,6 +84,8 @@ def _verify_chain(graph: ModelGraph) -> None:
             there[name] = body.types[output]
     _require(bool(graph.blocks) and graph.blocks[-1].writes[-1:] == (graph.loss,), graph.name, "does not end in its loss")
     _require(there[graph.loss].shape == () == context[graph.weight].shape, graph.name, "loss or weight is no scalar")
+    for name, weight in graph.shares:
+        _require(name in there and context[weight].shape == (), graph.name, f"has a share {name} of no input or weight")
 
 
 def _verify_bindings(

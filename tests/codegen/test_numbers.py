@@ -62,7 +62,7 @@ def test_loss_and_gradients_equal_the_graphs(
                 parameter.copy_(parameters[fqn])
         loss = stage(**batch)
         loss.backward()
-        assert model.weigh(**batch) == weight
+        assert model.weigh(**batch) == (weight,)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for fqn, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(held[fqn].grad, gradient, rtol=1e-10, atol=1e-12, msg=fqn)

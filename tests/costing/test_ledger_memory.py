@@ -4,6 +4,7 @@ over the whole matrix."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from planner.ir.plan import DTYPES
 from planner.placement import place_graph
 from planner.placement.space import DIVIDED_STATE
 from planner.trace import load_model, trace_model
+from tests.matrix import regression
 from tests.matrix.build import Row, label, make_plan
 from tests.matrix.test_matrix import MODELS
+from tests.rehearse.programs import parted_calls
 from tests.rehearse.server import Server
 from tests.torch_versions import flash_attention_keeps, has_no_idle_buffers, reductions_overlap, split_backward_holds
 from tests.wide import wide
@@ -279,6 +282,22 @@ def test_logits_that_rule(server: Server, name: str, precision: str, tmp_path: P
     source = load_model(f"{ROOT / 'benchmarks' / 'zoo' / 'recent.py'}:make", {"name": name}, None)
     graph = trace_model(source, sequence=32, dtype=DTYPES[precision])
     compare(server, graph, precision, row, tmp_path, divided(graph, row, split=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "row"), [
+    ("fp32", Row(data=2, zero=3, recompute="full", accumulation=2, microbatch=3)), wide("fp64", Row(accumulation=2)),
+    wide("bf16", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+], ids=label)
+def test_averages_that_a_loss_adds(server: Server, precision: str, row: Row, tmp_path: Path) -> None:
+    """Each is scaled by a share, which is an input of the batch, and a weight of the step's all-reduce."""
+    source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=regression.several)
+    graph = trace_model(source, dtype=DTYPES[precision])
+    assert len(graph.shares) == 2
+    compare(server, graph, precision, row, tmp_path)
+    plan = make_plan(graph, row, precision=precision)
+    for rehearsed in server.rehearse(tmp_path / "program", [plan.mesh.devices - 1]):
+        assert not parted_calls(plan, graph, rehearsed)
 
 
 def divided(graph: ModelGraph, row: Row, *, split: bool = False) -> Mapping[str, BodyPlacement]:

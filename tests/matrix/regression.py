@@ -27,6 +27,13 @@ def overlap(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return 1 - (outputs.sigmoid() * there).sum() / there.sum()
 
 
+def several(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Averages over the terms that two masks leave, which differ in number from batch to batch, and one over all."""
+    far = batch["target"].abs() > 1
+    distance = ((outputs - batch["target"]) ** 2 * far).sum() / far.sum()
+    return overlap(outputs, batch) + 2 * distance + loss(outputs, batch) / 100
+
+
 def weighed(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
     """Two averages by learned weights, and a penalty on parameters of a layer."""
     found, uncertain, penalty = outputs

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from planner.ir.errors import ModelError
 from planner.trace import load_model, trace_model
-from planner.trace.interpret import run
+from planner.trace.interpret import run, with_shares
 
 MODEL = """
 def example_inputs(batch, seq):
@@ -147,10 +147,64 @@ def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callab
     assert sum(part.item() for part, _ in parts) == pytest.approx(total.item(), rel=tolerance)
 
 
+SOME = "m = batch['scale'] > 0.3; "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "shares"), [
+    ("return F.mse_loss(y, t) + F.cross_entropy(y, k)", 1),
+    ("return F.cross_entropy(y, k) + F.cross_entropy(y, k.clamp(min=0), ignore_index=0) - F.cross_entropy(y + t, k) / 2", 2),
+    ("return 0.5 * (F.cross_entropy(y, k) + F.mse_loss(y, t) + 3) - y.abs().mean() / 4", 1),
+    (SOME + "return (y[:, 0] * m).sum() / m.sum() + F.mse_loss(y, t) - (y[:, 1] * m).sum() / m.sum().clamp(min=1)", 1),
+    (SOME + "return F.cross_entropy(y, k) + (y[:, 0] * m).sum() / (m.float().sum() + 1e-8) + 1e-3", 2),
+    ("w = batch['scale']; return (y[:, 0] * w).sum() / w.sum() + y.square().sum(1).mean()", 1),
+    ("return torch.exp(-s[0]) * F.cross_entropy(y, k) + s[0] + torch.exp(-s[1]) * F.mse_loss(y, t) + s[1] + penalty", 1),
+    ("return torch.rsub(F.cross_entropy(y, k), F.l1_loss(y, t), alpha=2)", 1),
+])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_averages_over_numbers_of_terms_that_the_batch_decides(
+    model_file: Callable[[str], str], line: str, shares: int, dtype: str
+) -> None:
+    """Parts of a batch add up to the loss and the gradients of the whole, given the shares of the whole."""
+    text = LEARNED.format(line="y, s, penalty = outputs; t, k = batch['target'], batch['labels']; " + line)
+    source = load_model(model_file(text), {}, None)
+    graph = trace_model(source, sequence=None, dtype=dtype)
+    assert len(graph.shares) == shares
+    assert [given.type.dtype for given in graph.batch_inputs if given.role == "share"] == shares * [
+        "float64" if dtype == "float64" else "float32"
+    ]
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    model = source.build().to(kind)
+    batch = {"features": torch.randn(600, 6), "target": torch.randn(600, 5), "scale": torch.rand(600)}
+    batch = {name: value.to(kind) for name, value in batch.items()} | {"labels": torch.arange(600) % 5}
+    batch["labels"][:250:2] = -100
+    plain, wide = source.build().double(), {n: v.double() if v.is_floating_point() else v for n, v in batch.items()}
+    plain.load_state_dict(model.state_dict())
+    used = {given.name for given in graph.batch_inputs}
+    given = with_shares(graph, {name: value for name, value in batch.items() if name in used})
+    parameters = dict(model.named_parameters())
+    assert source.loss is not None
+    expected = source.loss(plain(wide["features"]), wide)
+    parts = [run(graph, parameters, {name: value[cut] for name, value in given.items()})
+             for cut in (slice(0, 100), slice(100, 101), slice(101, 600))]
+    total, weight = (torch.stack(each).sum() for each in zip(*parts, strict=True))
+    assert weight == 600 and total.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+    tolerance = 1e-12 if dtype == "float64" else 2e-2
+    assert (total / weight).item() == pytest.approx(expected.item(), rel=tolerance)
+    expected.backward()
+    (total / weight).backward()
+    for name, parameter in plain.named_parameters():
+        ours, theirs = parameters[name].grad, parameter.grad
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
+
+
 @pytest.mark.parametrize(("line", "said"), [
-    ("return F.mse_loss(outputs, batch['target']) + F.cross_entropy(outputs, batch['labels'])", "different numbers of terms"),
-    ("return F.cross_entropy(outputs, batch['labels']) + F.cross_entropy(outputs, batch['labels'], ignore_index=0)",
-     "different numbers of terms"),
+    ("return F.mse_loss(outputs, batch['target']) + (outputs ** 2).sum() / outputs.sum()", "weight depends on parameters"),
+    ("return F.mse_loss(outputs, batch['target']) + outputs[:, 0].sum() / (outputs > 0).sum()", "weight depends on parameters"),
+    ("return F.mse_loss(outputs, batch['target']) + outputs.sum() / batch['scale'].max()", "weight is no sum .*ends in max"),
     ("return 1 - F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
     ("return outputs.max()", "ends in max"),
     ("return F.mse_loss(outputs, batch['target']) * torch.full((), len(outputs))", "by a computed value|batch size"),
