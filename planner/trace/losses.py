@@ -19,6 +19,7 @@ from planner.trace.constants import Constants
 from planner.trace.flat import FlatGraph, place
 from planner.trace.halves import HALF, WIDE, wide_copy
 from planner.trace.shares import PREFIX
+from planner.trace.unstack import unstack
 
 GUARDS = frozenset({"clamp", "clamp_min", "add"})
 NOTHING = 1e-6
@@ -32,6 +33,7 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     if graph.outputs and graph.outputs[0] in graph.by_name and not graph.by_name[graph.outputs[0]].differentiable:
         line = _place(graph, graph.outputs[0])
         raise ModelError(line, "the loss depends on no trained parameter", "compute it from what forward() returns")
+    graph = unstack(graph)
     if len(graph.outputs) == 1:
         graph = _Separator(graph).separate()
     elif len(graph.outputs) == 2:

@@ -112,6 +112,11 @@ LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn
     "return torch.exp(-s[0]) * F.cross_entropy(y, batch['labels'], reduction='sum') + s[0] * len(y) / 2, y.shape[0]",
     "a = F.cross_entropy(y, batch['labels'], reduction='sum'); return s[1] * (5 * len(y)) + a + penalty * y.numel(), len(y)",
     "return F.mse_loss(y, t, reduction='sum') / s[0] + s[1] * batch['scale'].sum(), batch['scale'].sum()",
+    "return (torch.exp(-s) * torch.stack([F.mse_loss(y, t), y.abs().mean()]) + s).sum()",
+    "l = torch.stack((F.cross_entropy(y, batch['labels']), F.l1_loss(y, t))); return (l / (2 * s**2) + s.abs().log()).mean()",
+    "return (torch.stack([F.mse_loss(y, t, reduction='sum'), y.sum()]) * s.exp()).sum(0), len(y)",
+    "l = torch.stack([F.mse_loss(y * i, t) for i in (0.5, 1, 2)]); return 3 - (1 - l * torch.tensor([0.2, 0.3, 0.5])).mean(0)",
+    "return torch.stack([F.mse_loss(y, t)]).sum() + torch.stack([F.l1_loss(y, t), y.square().mean()]).sum()",
 ])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callable[[str], str], line: str, dtype: str) -> None:
@@ -126,7 +131,8 @@ def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callab
     batch = {name: value.to(kind) for name, value in batch.items()} | {"labels": torch.arange(600) % 5}
     used = {given.name for given in graph.batch_inputs}
     parameters = dict(model.named_parameters())
-    total, weight = run(graph, parameters, {name: batch[name] for name in used})
+    given = with_shares(graph, {name: value for name, value in batch.items() if name in used})
+    total, weight = run(graph, parameters, given)
     assert total.dtype == (torch.float64 if dtype == "float64" else torch.float32)
     assert source.loss is not None
     plain = source.build().double()
@@ -143,7 +149,8 @@ def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callab
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
-    parts = [run(graph, parameters, {name: batch[name][cut] for name in used}) for cut in (slice(0, 100), slice(100, 600))]
+    parts = [run(graph, parameters, {name: value[cut] for name, value in given.items()})
+             for cut in (slice(0, 100), slice(100, 600))]
     assert sum(part.item() for part, _ in parts) == pytest.approx(total.item(), rel=tolerance)
 
 

@@ -1,0 +1,101 @@
+"""Pass 6a: scalars that a loss stacks before it adds them up are added one by one.
+
+``torch.stack(losses).mean()``, or ``(torch.exp(-s) * torch.stack(losses) + s).sum()`` with learned weights ``s``: by
+itself each scalar is an average, or a sum, of terms of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from planner.ir.body import Node
+from planner.ir.types import Argument, Ref, TensorType
+from planner.trace.additive import ADDING, LINEAR
+from planner.trace.flat import FlatGraph
+
+BY_ELEMENT = frozenset({"add", "div", "mul", "neg", "rsub", "sub", "to"})
+"""What may be done with the stack: each works on every scalar alone."""
+
+
+def unstack(graph: FlatGraph) -> FlatGraph:
+    """The graph in which sums and means of stacked scalars, on the way to the loss, add these one by one."""
+    taken = {node.name: _Apart(graph, node) for node in _reductions(graph)}
+    if not taken:
+        return graph
+    nodes = (made for node in graph.nodes for made in (taken[node.name].nodes() if node.name in taken else (node,)))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _reductions(graph: FlatGraph) -> Iterator[Node]:
+    """Of a vector of stacked scalars to a scalar, on the way to the loss."""
+    pending, seen = list(graph.outputs[:1]), set[str]()
+    while pending:
+        node = graph.by_name.get(name := pending.pop())
+        if node is None or name in seen or node.type.shape != ():
+            continue
+        seen.add(name)
+        if node.base in ("mean", "sum") and _stacked(graph, node.operands[0]):
+            if dict(node.arguments).get("dtype") is None:
+                yield node
+        elif node.base in LINEAR | ADDING | {"mean", "rsub"}:
+            pending.extend(node.operands)
+
+
+def _stacked(graph: FlatGraph, name: str) -> bool:
+    """Whether a vector is made of stacked scalars, element by element."""
+    node = graph.by_name.get(name)
+    if node is None or len(node.type.shape) != 1 or not isinstance(node.type.shape[0], int):
+        return False
+    if node.base == "stack":
+        return True
+    return node.base in BY_ELEMENT and any(_stacked(graph, operand) for operand in node.operands)
+
+
+@dataclass
+class _Apart:
+    """A reduction of stacked scalars, and what takes its place."""
+
+    graph: FlatGraph
+    reduction: Node
+    made: list[Node] = field(default_factory=list)
+
+    def nodes(self) -> list[Node]:
+        """The scalars, and their sum or mean under the reduction's name."""
+        stacked = self.reduction.operands[0]
+        (count,) = self.graph.type_of(stacked).shape
+        assert isinstance(count, int)
+        total, *others = [self._element(stacked, index) for index in range(count)]
+        for other in others:
+            total = self._add("add.Tensor", (("self", total), ("other", other), ("alpha", 1)), self.reduction)
+        if count == 1 or self.reduction.base == "mean":
+            self._add("div.Tensor", (("self", total), ("other", count)), self.reduction)
+        self.made[-1] = replace(self.made[-1], name=self.reduction.name)
+        return self.made
+
+    def _element(self, name: str, index: int) -> Ref:
+        """One scalar of a vector."""
+        node = self.graph.by_name.get(name)
+        if node is None or not _stacked(self.graph, name):
+            arguments = (("self", Ref(name)), ("dim", 0), ("index", index))
+            return self._add("select.int", arguments, node or self.reduction, self.graph.type_of(name))
+        if node.base == "stack":
+            return Ref(node.operands[index])
+        return self._add(node.op, tuple((key, self._of(value, index)) for key, value in node.arguments), node)
+
+    def _of(self, value: Argument, index: int) -> Argument:
+        if isinstance(value, Ref) and self.graph.type_of(value.name).shape:
+            return self._element(value.name, index if self.graph.type_of(value.name).shape != (1,) else 0)
+        return value
+
+    def _add(
+        self, op: str, arguments: tuple[tuple[str, Argument], ...], origin: Node, type_: TensorType | None = None
+    ) -> Ref:
+        """A node that does with scalars what ``origin`` does with vectors. ``type_``: of these, where that is another's."""
+        name = f"{self.reduction.name}_part_{len(self.made)}"
+        dtype = (type_ or origin.type).dtype
+        operands = [value.name for _, value in arguments if isinstance(value, Ref)]
+        known = {node.name: node.differentiable for node in self.made}
+        carries = any(known.get(operand, False) or self.graph.differentiable(operand) for operand in operands)
+        self.made.append(Node(name, op, arguments, (TensorType((), dtype),), origin.module, origin.source, carries))
+        return Ref(name)
