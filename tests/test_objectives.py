@@ -233,6 +233,7 @@ def test_flops_that_causal_attention_skips_exclude_no_devices(tmp_path: Path) ->
     assert report["objective"]["devices"] == report["objective"]["devices_lower_bound"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "named"), [
     (("--objective", "speed"), "--objective: is 'speed'; one of time, memory, devices"),
     (("--objective", "devices"), "needs one target"),

@@ -91,6 +91,7 @@ def test_what_cannot_fit_is_explained_in_bytes(planned: tuple[Path, Outcome]) ->
     assert run("why", planned[0], "--headroom", f"{memory}B").code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "named"), [
     (("colour=3",), "K one of pipeline"), (("tensor=3",), "tensor=3 leaves no candidate on 4 devices"),
     (("schedule=zbv", "zero=3"), "torch loses gradients"), (("nothing.*: zero=1",), "names no layer"),
@@ -126,6 +127,7 @@ def test_a_missing_plan_is_one_line() -> None:
     assert "missing.yaml: cannot be read" in run("why", "missing.yaml", "tensor=2").error
 
 
+@pytest.mark.slow
 def test_twice_the_bandwidth_starts_no_call_sooner(planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = replace(read(planned[0]), cluster=resolve_cluster("dgx-h100:2"))
     seen = list[Cluster]()

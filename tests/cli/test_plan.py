@@ -28,6 +28,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 def test_with_everything_pinned_plan_is_a_predictor(tmp_path: Path) -> None:
     pins = [part for name, value in EVERYTHING.items() for part in ("--pin", f"{name}={value}")]
     path = tmp_path / "plan.yaml"

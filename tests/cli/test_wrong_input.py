@@ -106,6 +106,7 @@ def small(module: str, returned: str, *, inputs: str = "{'x': torch.randn(batch,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -199,6 +200,7 @@ def test_a_missing_sequence_is_named(tmp_path: Path) -> None:
     assert "give --seq, which example_inputs is called with" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_cluster_file_of_too_many_nodes_names_its_field(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base: local-cpu\nnodes: 99999999999\n")

@@ -58,6 +58,7 @@ def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Pat
     assert f"{start} 17 --rdzv-backend c10d --rdzv-endpoint one:3000 " in done.stdout
 
 
+@pytest.mark.slow
 def test_a_models_name_may_hold_anything() -> None:
     """An ``hf:`` model is called as its folder is."""
     graph = traced("gpt")
@@ -66,6 +67,7 @@ def test_a_models_name_may_hold_anything() -> None:
         assert 'a"""b\\N\nc' in str(ast.get_docstring(ast.parse(files[file]), clean=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [False, True])
 def test_a_program_knows_whether_it_was_planned_for_accelerators(host: bool, tmp_path: Path) -> None:
     assert f"device=device, accelerators={not host}, told" in written(Machine(4, host), tmp_path)["train.py"]

@@ -111,6 +111,7 @@ def test_streaming_is_affine_in_bytes_and_launches() -> None:
     assert memory_bound_s(PLAIN, 0, launches=0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_prices_every_dtype_it_names(name: str) -> None:
     chip = resolve_cluster(f"{name}:1").chip

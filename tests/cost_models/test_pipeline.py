@@ -155,6 +155,7 @@ def test_a_critical_path_bounds_every_other_step(
     assert cut.seconds(other, sends) <= simulate(*case, other, sends).total_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(timed_cases(), st.integers(0, 11))
 def test_a_slower_stage_never_speeds_the_step(
     drawn_case: tuple[tuple[str, int, int, int], list[StageTimes], list[float]], slot: int

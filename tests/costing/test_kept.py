@@ -79,6 +79,7 @@ def test_full_recomputation_keeps_the_input() -> None:
     assert _kept(_layer(0.1), "full", Engine(keeps="fused")) == 2 * STEP
 
 
+@pytest.mark.slow
 def test_flash_attention_keeps_its_statistics() -> None:
     unfused, flash = (_kept(_layer(0.0), "none", Engine(keeps="fused", attention=kind)) for kind in ("unfused", "flash"))
     assert unfused - flash == 2 * PAIRS - STATISTICS

@@ -357,6 +357,7 @@ LONG = [("gpt", "bf16", row) for row in (
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision", "row"), LONG, ids=label)
 def test_a_long_step_is_what_two_short_ones_say(model: str, precision: str, row: Row) -> None:
     graph = graph_of(model, precision)

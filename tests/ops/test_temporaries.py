@@ -365,6 +365,7 @@ EINSUMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("equation", EINSUMS)
 def test_einsum(equation: str, dtype: str) -> None:

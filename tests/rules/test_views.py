@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ def groupings(draw: st.DrawFn, factors: list[int]) -> list[int]:
     return [math.prod(factors[low:high]) for low, high in pairwise(cuts)]
 
 
+@pytest.mark.slow
 @given(st.data(), FACTORS, DEGREES)
 @settings(max_examples=120, deadline=None)
 def test_reshapes(data: st.DataObject, factors: list[int], degree: int) -> None:

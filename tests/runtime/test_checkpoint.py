@@ -68,6 +68,7 @@ def test_a_list_of_tensors_that_is_none(data: bytes, tmp_path: Path) -> None:
     assert "no complete checkpoint" in refusal(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_process_that_reads_a_checkpoint_is_not_warned_of_being_one(alone: None, tmp_path: Path) -> None:
     """The plain model's user has no process group and wants none."""
     start, gradients = str(tmp_path / "start.pt"), str(tmp_path / "gradients.pt")

@@ -49,6 +49,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--metrics", "--export-start", "--dump-gradients", "--checkpoint"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_no_space_is_one_line(alone: None, full: None, flag: str, steps: int, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_the_rate_is_of_tokens_or_samples(tokens: float, said: str) -> None:
 def test_a_step_may_weigh_nothing_but_not_less(alone: None) -> None:
     """Weights that are data (importance, masks) may add up to zero: there is nothing to train on. Less has no mean."""
     weights = iter((4.0, 0.0, -0.75))
-    program = replace(build(Toy(microbatches=1)), weigh=lambda **batch: torch.tensor(next(weights)))
+    program = replace(build(Toy(microbatches=1)), weigh=lambda **batch: (torch.tensor(next(weights)),))
     trainer = Trainer(program, parse_options([]))
     assert trainer.step()[0] > 0
     assert trainer.step()[1] == 0

@@ -101,6 +101,7 @@ def test_no_folder_of_the_users_is_taken_for_one_of_the_exports(alone: None, tmp
     assert {"notes", "step-00000001"} <= {path.name for path in (tmp_path / "start.pt.partial").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_leaves_what_is_of_the_beginning(
     alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

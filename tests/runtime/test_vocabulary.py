@@ -12,6 +12,7 @@ from runtime import vocabulary
 SHAPES = [((30, 12), (30,)), ((6, 11, 5), (6, 5)), ((1, 7), (1,)), ((11,), ()), ((0, 4), (0,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize(("shape", "labels"), SHAPES, ids=str)
 @pytest.mark.parametrize("at_once", [vocabulary.AT_ONCE, 64, 7, 1])

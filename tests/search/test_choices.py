@@ -154,6 +154,7 @@ def test_nothing_quicker_is_left_out(key: tuple[ScheduleName, int, int, int]) ->
     assert tight > 6
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step, and with few cases at once."""
     monkeypatch.setattr(choices_module, "FEW", 3)

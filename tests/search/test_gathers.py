@@ -79,6 +79,7 @@ def test_a_pin_of_zero_3_is_refused_by_its_name(pin: str, more: list[str], tmp_p
     assert "--pin zero: zero=3 is not possible for" in refused.err and "so torch gathers none for their backward" in refused.err
 
 
+@pytest.mark.slow
 def test_no_plan_has_them_under_zero_3() -> None:
     graph = graph_of("distilled")
     plan = make_plan(graph, Row(data=2, zero=2, accumulation=2))

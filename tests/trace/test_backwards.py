@@ -95,6 +95,7 @@ def test_a_function_whose_forward_asks_which_gradients_are_needed(model_file: Ca
     assert both(load_model(spec, {}, None))[1] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["x = Top.apply(x)[0]", "y, top = Top.apply(x); x = y * top"])
 def test_a_result_that_is_not_differentiable(model_file: Callable[[str], str], line: str) -> None:
     """Is left out, and a constant to what uses it."""
@@ -117,6 +118,7 @@ class Top(torch.autograd.Function):
     assert "Top.backward is not the derivative of its forward" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "backward"), [
     ("x.view(-1, 16, 16).mT.sin().mT.reshape(x.shape)", "g * x.cos()"),  # as large as it is
     ("x + torch.zeros(16)", "g.clone()"),  # of the default dtype
@@ -127,6 +129,7 @@ def test_functions_that_take_some_values_alone(model_file: Callable[[str], str],
     trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
 
 
+@pytest.mark.slow
 def test_a_function_of_places(model_file: Callable[[str], str]) -> None:
     """Right where no two are the same, as those of experts' tokens are."""
     code = MODEL
@@ -139,6 +142,7 @@ def test_a_function_of_places(model_file: Callable[[str], str]) -> None:
     trace_model(load_model(model_file(code), {}, 16), sequence=16, dtype="float32")
 
 
+@pytest.mark.slow
 def test_a_function_that_is_told_its_sizes(model_file: Callable[[str], str]) -> None:
     """It is tried on short tensors, but for the extents that its whole numbers fit."""
     own = """
@@ -174,6 +178,7 @@ def test_what_the_model_compiles_itself(model_file: Callable[[str], str]) -> Non
     trace_model(load_model(spec, {}, 16), sequence=16, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "backward"), [
     ("x.sin()", "g * x.cos()"), ("0.5 * x * x", "g * x"), ("x.abs().sqrt()", "g * x.sign() / (2 * x.abs().sqrt())"),
 ])

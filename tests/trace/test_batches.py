@@ -76,6 +76,7 @@ def test_tensors_that_python_makes(model_file: Callable[[str], str], line: str) 
     assert "a tensor is made of the number of samples, in Python" in refusal(model_file(MODEL.format(line=line, layer="pass")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["x = 3 * x if B > 64 else x", "x = x if B > 64 else 3 * x", "if B > 9: x = x.sin()"])
 def test_branches(model_file: Callable[[str], str], line: str) -> None:
     said = refusal(model_file(MODEL.format(line=line, layer="pass")))
@@ -99,6 +100,7 @@ def test_shapes_that_hold_the_batch(model_file: Callable[[str], str], line: str)
     assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
 
 
+@pytest.mark.slow
 def test_what_torch_calls_itself_where_a_function_changes_a_view(model_file: Callable[[str], str]) -> None:
     """More in the first pass than in those that follow."""
     own = """
@@ -123,6 +125,7 @@ def test_what_the_first_pass_leaves_behind(model_file: Callable[[str], str]) -> 
     assert both(load_model(model_file(MODEL.format(line=line, layer="pass")), {}, None))[1] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "self.n = getattr(self, 'n', 0) + 1; x = x / self.n", "self.seen = [*getattr(self, 'seen', []), 1]; x = x * len(self.seen)",
     "self.seen = [*getattr(self, 'seen', []), 1]; x = x + sum(self.o.weight[0, 0] for _ in self.seen)",

@@ -105,6 +105,7 @@ def loss(outputs, batch):
 """
 
 
+@pytest.mark.slow
 def test_learned_queries_begin_in_the_block_that_reads_them(model_file: Callable[[str], str]) -> None:
     """Repeated for every sample: a block of their own would not know how many there are."""
     graph = trace_model(load_model(model_file(QUERIES), {}, None), sequence=16, dtype="float32")
@@ -129,6 +130,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "name"), [("scale", "scale"), ("lambda", "_lambda"), ("self", "_self"), ("", "_0")])
 def test_layers_without_a_module_may_number_any_name(model_file: Callable[[str], str], key: str, name: str) -> None:
     graph = trace_model(load_model(model_file(NUMBERED.format(key=key)), {}, None), sequence=16, dtype="float32")

@@ -37,6 +37,7 @@ def inputs(model_file: Callable[[str], str], value: str, labels: str, outputs: s
     return {given.name: given for given in trace_model(load_model(spec, {}, None), sequence=8, dtype="float32").batch_inputs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [
     "F.embedding(input_ids, self.w)", "self.w[input_ids]", "self.w[input_ids.roll(1, 1)[:, :4]].repeat(1, 2, 1)",
     "self.w.index_select(0, input_ids.reshape(-1)).view(-1, 8, 16)", "F.one_hot(input_ids, 40).to(self.w.dtype) @ self.w",
@@ -50,6 +51,7 @@ def test_what_chooses_by_them_says(model_file: Callable[[str], str], value: str)
     assert [(given.high, given.shown) for given in found.values()] == [(40, 0), (30, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [
     "F.embedding((31 * input_ids + 7) % 40, self.w)",
     "((input_ids[..., None] >> torch.arange(6)) & 1).to(self.w.dtype) @ self.w[:6]",

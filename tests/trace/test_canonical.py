@@ -46,6 +46,7 @@ def nodes(graph: ModelGraph) -> list[Node]:
     return [node for body in (graph.context, *graph.bodies) for node in body.nodes]
 
 
+@pytest.mark.slow
 def test_what_has_only_the_dtype_of_a_value_has_no_gradient(model_file: Callable[[str], str]) -> None:
     """A mask that is made of nothing, in the dtype of the scores, is the same for every layer: part of the context."""
     forward = """s = self.f(x) @ x.transpose(1, 2)
@@ -55,6 +56,7 @@ def test_what_has_only_the_dtype_of_a_value_has_no_gradient(model_file: Callable
     assert not any(node.differentiable for node in graph.context.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", ["x.double()", "x.type_as(self.a)", "x.contiguous()"])
 def test_a_value_that_no_grad_hands_back_keeps_its_gradient(model_file: Callable[[str], str], called: str) -> None:
     """A cast to its own dtype is the value itself, for what is computed under ``no_grad`` and for what reads it after."""
@@ -87,6 +89,7 @@ def test_what_makes_another_tensor_under_no_grad(model_file: Callable[[str], str
     assert not any(node.differentiable for node in found if node.base == "sin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "base"), [
     ("x = self.f(x.float())", "linear"), ("x = (x.float() @ self.a) @ self.b.float()", "matmul"),
     ("x = F.layer_norm(x.float(), (16,), self.b[0]).to(x.dtype)", "layer_norm"),
@@ -112,6 +115,7 @@ def test_a_norm_may_have_wider_parameters(model_file: Callable[[str], str]) -> N
     assert "layer_norm" in {node.base for node in nodes(traced(model_file(NET.format(forward=forward, rest="")), "bfloat16"))}
 
 
+@pytest.mark.slow
 def test_copies_of_what_nothing_changes_are_left_out(model_file: Callable[[str], str]) -> None:
     """A step that changes something in place is exported with a copy for every dropout of probability 0."""
     forward = "x = F.dropout(self.f(x), 0.0).relu_()\n        x = x.transpose(1, 2).clone().transpose(1, 2) + x.clone()"
@@ -130,6 +134,7 @@ def test_a_softmax_in_another_precision_is_a_cast_first(model_file: Callable[[st
     assert made[found[0].operands[0]].op == "to.dtype" and made[found[0].operands[0]].differentiable
 
 
+@pytest.mark.slow
 def test_dropout_of_a_step_that_export_made_functional(model_file: Callable[[str], str]) -> None:
     forward = "x = F.dropout(self.f(x), 0.25)\n        x[:, 0] = 0.0"
     found = nodes(traced(model_file(NET.format(forward=forward, rest=""))))
@@ -190,6 +195,7 @@ def test_a_part_that_is_the_whole_is_left_out(model_file: Callable[[str], str]) 
     assert "narrow" not in {node.base for node in nodes(graph)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", ["F.rrelu(x, 0.1, 0.4)", "nn.RReLU(0.1, 0.4, inplace=True).eval()(2 * x)"])
 def test_a_slope_that_is_not_drawn_is_the_mean_one(model_file: Callable[[str], str], called: str) -> None:
     found = nodes(traced(model_file(NET.format(forward=f"x = {called}", rest=""))))

@@ -80,6 +80,7 @@ def test_what_does_not_fit_here_is_made_without_values(model_file: ModelFile, gi
     assert traced(model_file, given, sequence=1_000_000).blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 20, 63])
 def test_a_file_may_hold_few_samples(model_file: ModelFile, rows: int) -> None:
     """Their values tell as much as many would."""

@@ -224,6 +224,7 @@ def test_classifiers_that_cross_entropy_is_not_for(config_file: Callable[..., st
         load_model(spec, settings, None)
 
 
+@pytest.mark.slow
 def test_the_model_file_of_the_documentation(model_file: Callable[[str], str]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     shown = text.split("```python\n")[1].split("```")[0]

@@ -369,6 +369,7 @@ def torchs_ctc(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.T
     return F.ctc_loss(logarithms, batch["labels"], batch["steps"], batch["lengths"], reduction="sum")
 
 
+@pytest.mark.slow
 def test_ctc_is_refused_and_what_the_documents_advise_is_the_same(model_file: Callable[[str], str]) -> None:
     line = "F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), batch['labels'], batch['steps'], batch['lengths'])"
     spec = model_file(f"{SPEECH}\ndef loss(outputs, batch):\n    return {line}\n")

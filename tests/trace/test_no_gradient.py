@@ -79,6 +79,7 @@ def test_a_detached_value_that_is_given_a_gradient(lines: str, model_file: Calla
     assert error < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [
     "with torch.no_grad():\n    x.clamp_(-0.5, 0.5)",
     "with torch.no_grad():\n    x[:, 0] = 0",

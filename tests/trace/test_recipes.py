@@ -209,6 +209,7 @@ def make():
     assert warning.startswith("parameter w starts from one draw kept by value, whatever the seed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "read", "named"), [
     ("self.register_buffer('w0', self.a.weight.detach().clone())", "self.w0", "w0"),
     ("self.w0 = self.a.weight.detach() * 2", "self.w0", "w0"),

@@ -104,6 +104,7 @@ def test_syntax_error(refused: Refused, write: Callable[[str], str]) -> None:
     assert refused(f"{path}:make").startswith(f"{path}:3: importing it failed: SyntaxError: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "said"), [
     ("raise RuntimeError('first\\nsecond')", "RuntimeError: first"), ("import no_such_module", "ModuleNotFoundError: No"),
     ("import json; json.loads('{')", "JSONDecodeError: "), ("import sys; sys.exit(0)", "SystemExit: 0"),

@@ -107,6 +107,7 @@ def test_samples_that_meet(model_file: ModelFile, value: str, said: str) -> None
     assert "\n" not in str(raised.value) and raised.value.right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "pool"), [("sum", "sum"), ("mean", "mean"), ("max", "amax")])
 def test_bags_make_their_own_offsets(model_file: ModelFile, mode: str, pool: str) -> None:
     """nn.EmbeddingBag of ids [batch, n] flattens them: the message says how the same is written sample by sample."""
@@ -183,6 +184,7 @@ def test_samples_as_long_as_pairs_would_be(model_file: ModelFile, value: str, se
     assert traced(model_file, value, sequence=sequence).blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [
     "x * torch.pdist(x.flatten(1)).mean()",
     "x * x[:, 0].repeat(b, 1).mean()",
@@ -241,6 +243,7 @@ def test_a_mixture_of_experts_routes_tokens_by_themselves(model_file: ModelFile,
     assert trace_model(source, sequence=8, dtype="float32").blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "said"), [
     (CAPACITY, "le computes with numbers counted or sorted over the samples"),
     (CAPACITY.replace("hot.cumsum", "hot.float().cumsum"), "cumsum works along dim 0"),

@@ -218,6 +218,7 @@ def test_module_called_many_times(model_file: Callable[[str], str]) -> None:
     assert graph.tied_blocks("one.a.weight") == (1, 2, 3)
 
 
+@pytest.mark.slow
 def test_no_grad_region_is_detached(model_file: Callable[[str], str]) -> None:
     region = """
         with torch.no_grad():
@@ -284,6 +285,7 @@ def test_unused_parameter_is_told(model_file: Callable[[str], str]) -> None:
     assert graph.warnings == tuple(f"parameter p.{leaf} takes no part in the loss" for leaf in ("weight", "bias"))
 
 
+@pytest.mark.slow
 def test_parameters_that_no_gradient_reaches_are_not_trained(model_file: Callable[[str], str]) -> None:
     """torch's optimizers leave them as they are too; a program refuses a step without a gradient that it waits for."""
     source = MEANINGLESS.replace("nn.Linear(24, 16)\n", "nn.Linear(24, 16)\n        self.teacher = nn.Linear(16, 16)\n", 1)
@@ -323,6 +325,7 @@ def test_a_detached_value_of_anothers_shape_is_detached(model_file: Callable[[st
     assert made == [False]
 
 
+@pytest.mark.slow
 def test_tied_parameters_appear_in_each_block() -> None:
     graph = trace_model(example("gpt"), sequence=16, dtype="float32")
     assert graph.tied_blocks("tokens.weight") == (0, 4)
@@ -337,6 +340,7 @@ def test_batch_inputs_and_decay() -> None:
     assert {p.type.dtype for p in graph.parameters} == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sample", "dtype", "role"), [
     ("seq", "torch.int64", "tokens"), ("2, seq", "torch.int64", "other"), ("seq, 16", "torch.float32", "other"),
 ])
@@ -523,6 +527,7 @@ def make():
     assert re.search(r"user_model.py:\d+$", raised.value.where)
 
 
+@pytest.mark.slow
 def test_in_place_operations_become_functional(model_file: Callable[[str], str]) -> None:
     source = MEANINGLESS.replace("return self.c(F.relu(self.b(zz))) + zz", IN_PLACE)
     graph, error = both(load_model(model_file(source), {}, None))

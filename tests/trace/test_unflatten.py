@@ -74,6 +74,7 @@ def test_means_the_same(model_file: Callable[[str], str], line: str) -> None:
         assert not any(node.op in ("mm", "bmm") for body in graph.bodies for node in body.nodes)
 
 
+@pytest.mark.slow
 def test_hugging_face_gpt2(config_file: Callable[..., str]) -> None:
     graph, error = both(load_model(config_file(**GPT2), {}, 16))
     assert error < 1e-12

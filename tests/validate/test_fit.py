@@ -118,6 +118,7 @@ def test_a_quantity_is_replaced_in_its_own_unit() -> None:
     assert replaced(text, "a.nothing", 0.0, "x") == text
 
 
+@pytest.mark.slow
 def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     for kind in ("chips", "profiles", "engines"):
         shutil.copytree(FOLDER / kind, tmp_path / kind)
@@ -142,6 +143,7 @@ def test_a_fit_rewrites_the_files_of_its_parameters(tmp_path: Path) -> None:
     assert chip == before
 
 
+@pytest.mark.slow
 def test_a_fit_writes_the_links_that_it_tried(tmp_path: Path) -> None:
     """A file's ``half_message`` stays, so with another efficiency it says another start."""
     shutil.copytree(FOLDER / "profiles", tmp_path / "profiles")
@@ -199,6 +201,7 @@ def test_a_chip_of_limited_power_runs_at_its_class_s_rates_times_a_clock(tmp_pat
     assert written["attention_portable"]["source"].startswith("fitted to Two")
 
 
+@pytest.mark.slow
 def test_every_class_names_chips_that_exist() -> None:
     known = {yaml.safe_load(path.read_text())["name"] for path in (FOLDER / "chips").glob("*.yaml")}
     named = [name for names in CHIP_CLASSES.values() for name in names]

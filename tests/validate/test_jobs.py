@@ -31,6 +31,7 @@ def test_degrees_become_a_mesh_and_the_batch_its_accumulation() -> None:
     assert job.shape.sequence == 16 and job.sequence == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -103,6 +104,7 @@ def test_links_are_those_that_the_row_states() -> None:
     assert levels[1].link.start_s == resolve_cluster("dgx-a100-80gb:2").levels[1].link.start_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "domain", "sizes"), [
     (8, "8", [8]), (8, "16", [8]), (8, "", [8]), (8, "4", [4, 8]), (8, "1", [1, 8]), (6, "4", [3, 6]), (16, "4", [4, 16]),
 ])

@@ -96,6 +96,7 @@ def test_every_axis_is_in_the_breakdown() -> None:
     assert min(breakdown.tensor_comm, breakdown.context_comm, breakdown.expert_comm, breakdown.data_comm) > 0
 
 
+@pytest.mark.slow
 def test_a_fit_changes_chips_and_engines_without_preparing_again() -> None:
     prepared = prepare_rows([tables.row(n_gpus="2", dp="2")]).rows
     (before,) = predict_rows(prepared)
@@ -170,6 +171,7 @@ def test_whether_runs_were_fitted_is_said_of_the_chip_that_stands_in(
     assert [text for text in row["cautions"] if "stands for" in text or "was fitted" in text] == said
 
 
+@pytest.mark.slow
 def test_where_no_row_is_scored_there_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, picture = tables.write(tmp_path / "runs.csv", {"trust": "C"}), str(tmp_path / "p.svg")
     said = _printed(capsys, ["validate", "--runs", str(runs), "--json"])
@@ -179,6 +181,7 @@ def test_where_no_row_is_scored_there_is_no_error(tmp_path: Path, capsys: pytest
     assert "no row is scored" in printed and "mean absolute error" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [(), ({"trust": "C"},)])
 def test_a_fit_without_rows_is_one_line(
     changes: tuple[dict[str, str], ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
