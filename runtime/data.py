@@ -107,8 +107,8 @@ class TokenFile:
 
     The line is ``{"format": "shardwright-tokens", "version": 1, "dtype": "uint16" or "uint32", "tokens": count}``.
     Samples are the consecutive windows of ``length`` tokens (and one more, the last target), shuffled anew every epoch.
-    Raises ProgramError where the file is missing, not of this format, truncated, or too short for one window, and where what is
-    read is no longer there.
+    Raises ProgramError where the file is missing, not of this format, shorter or longer than its header says, or too short
+    for one window, and where what is read is no longer there.
     """
 
     def __init__(self, path: Path, seed: int, length: int) -> None:
@@ -116,9 +116,12 @@ class TokenFile:
         header, begin = self._header()
         self.width, self._dtype, self._mask = WIDTHS[header["dtype"]]
         self.tokens, self._begin = int(header["tokens"]), begin
-        present = (path.stat().st_size - begin) // self.width
-        if present < self.tokens:
+        size = path.stat().st_size - begin
+        if (present := size // self.width) < self.tokens:
             raise ProgramError(str(path), f"truncated: {present} tokens", f"its header says {self.tokens}")
+        if size > self.tokens * self.width:  # Written in a wider dtype, or lengthened: either would go unnoticed.
+            said = f"its header says {self.tokens} of {header['dtype']}, {self.tokens * self.width} bytes"
+            raise ProgramError(str(path), f"{size} bytes of tokens", said)
         self.windows = (self.tokens - 1) // length
         if self.windows < 1:
             raise ProgramError(str(path), f"{self.tokens} tokens", f"one sample needs {length + 1}")

@@ -132,6 +132,8 @@ def test_a_file_that_is_wrong_says_what(tmp_path: Path) -> None:
             TokenFile(tmp_path / "wide", 0, 4)
     with pytest.raises(ProgramError, match="truncated: 5 tokens; its header says 9"):
         TokenFile(token_file(tmp_path / "short", [1, 2, 3, 4, 5], claimed=9), 0, 4)
+    with pytest.raises(ProgramError, match=r"long: 10 bytes of tokens; its header says 4 of uint16, 8 bytes$"):
+        TokenFile(token_file(tmp_path / "long", [1, 2, 3, 4, 5], claimed=4), 0, 3)
     with pytest.raises(ProgramError, match="5 tokens; one sample needs 9"):
         TokenFile(token_file(tmp_path / "few", [1, 2, 3, 4, 5]), 0, 8)
 
