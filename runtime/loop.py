@@ -248,7 +248,7 @@ def _train(program: Program, options: Options) -> None:
         compile_blocks(program.modules)
     if program.world.rank == 0:
         with trainer.failing():
-            for line in _first_lines(program, options, trainer.done):
+            for line in _first_lines(program, options, trainer.done, trainer.seed):
                 metrics.say(line)
     while trainer.done < options.steps:
         begin = time.perf_counter()
@@ -270,22 +270,26 @@ def _train(program: Program, options: Options) -> None:
     raise_together(trainer.failure)
 
 
-def _first_lines(program: Program, options: Options, done: int) -> Iterator[str]:
-    """What is said before the first step of a run that resumes after step ``done`` (0: it begins)."""
+def _first_lines(program: Program, options: Options, done: int, seed: int) -> Iterator[str]:
+    """What is said before the first step of a run that resumes after step ``done`` (0: it begins) under ``seed``."""
     if program.world.stands_in:
         yield "this plan is for accelerators and torch sees none: it trains on the CPU's cores"
     if done:
         left = "" if done < options.steps else f": nothing is left to do up to step {options.steps}"
         yield f"resumed from {options.checkpoint} after step {done}{left}"
-        yield from _of_the_beginning(options)
+        yield from _of_the_beginning(options, seed)
     drawn = made_up(program.inputs)
     if options.data is not None and drawn:
         yield f"{options.data} holds tokens alone; made up (runtime/data.py): {', '.join(drawn)}"
 
 
-def _of_the_beginning(options: Options) -> Iterator[str]:
-    """What becomes of the files that hold a run's beginning, where that lies behind: a run that is started again by the same
-    command has written them already."""
+def _of_the_beginning(options: Options, seed: int) -> Iterator[str]:
+    """What becomes of the options that are of a run's beginning, where that lies behind: a run that is started again by the
+    same command has written the files already."""
+    if options.seed != seed:
+        yield f"--seed: {options.seed} is not taken: this run resumes, with its checkpoint's, which is {seed}"
+    if options.init_from is not None:
+        yield f"--init-from: {options.init_from} is not read: it is of the beginning, and this run resumes"
     for flag, file in (("--export-start", options.export_start), ("--dump-gradients", options.dump_gradients)):
         if file is not None:
             done = "is left as it is" if file.exists() else "is not written"

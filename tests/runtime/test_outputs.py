@@ -112,8 +112,11 @@ def test_a_resumed_run_leaves_what_is_of_the_beginning(
     written = start.read_bytes()
     gradients.unlink()
     capsys.readouterr()
-    train(build(Toy()), parse_options(["--steps", "2", *run]))
-    assert capsys.readouterr().out.splitlines()[1:3] == [
+    other = tmp_path / "other"
+    train(build(Toy()), parse_options(["--steps", "2", *run, "--seed", "7", "--init-from", str(other)]))
+    assert capsys.readouterr().out.splitlines()[1:5] == [
+        "--seed: 7 is not taken: this run resumes, with its checkpoint's, which is 0",
+        f"--init-from: {other} is not read: it is of the beginning, and this run resumes",
         f"--export-start: {start} is left as it is: it is of the beginning, and this run resumes",
         f"--dump-gradients: {gradients} is not written: it is of the beginning, and this run resumes",
     ]
