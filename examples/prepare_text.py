@@ -38,6 +38,8 @@ def main() -> None:
     missing = [str(file) for file in arguments.files if not file.is_file()]
     if missing:
         parser.error(f"no such file: {', '.join(missing)}")
+    if arguments.output.exists() and any(file.samefile(arguments.output) for file in arguments.files):
+        parser.error(f"-o {arguments.output} is one of the files, and would be written over: give another path")
     tokens = tokens_of(arguments.files)
     header = {
         "format": "shardwright-tokens", "version": 1, "dtype": "uint16", "vocabulary": VOCABULARY,

@@ -66,6 +66,15 @@ def test_text_is_prepared_and_trained_on_or_refused_in_one_line(tmp_path: Path) 
     assert "exitcode  : 2" in refused.stderr
 
 
+def test_prepared_text_is_never_written_over_its_own_file(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time")
+    prepare = [sys.executable, str(ROOT / "examples" / "prepare_text.py"), str(text), "-o", f"{tmp_path}/./text.txt"]
+    refused = subprocess.run(prepare, check=False, capture_output=True, text=True)
+    assert refused.returncode == 2 and "is one of the files, and would be written over" in refused.stderr
+    assert text.read_text() == "Once upon a time"
+
+
 LATE = """
 import os, time
 from runtime.errors import ProgramError
