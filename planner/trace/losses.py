@@ -110,7 +110,9 @@ class _Separator:
         """By name, of averages over weights that the batch decides, the weight."""
 
     def separate(self) -> FlatGraph:
-        total, weight = self.parts(self.graph.outputs[0])
+        total, weight = self.parts(loss := self.graph.outputs[0])
+        if self.shares:  # They are of the number of samples, which an average over more in each may have changed to that.
+            total, weight = self._of_samples(self._node(loss), total, weight)
         nodes = (*self.graph.nodes, *self.added)
         inputs = {**self.graph.inputs, **{name: type_ for name, (type_, _) in self.shares.items()}}
         outputs = (total, weight, *(average for _, average in self.shares.values()))

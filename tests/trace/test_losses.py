@@ -167,6 +167,8 @@ SOME = "m = batch['scale'] > 0.3; "
     ("w = batch['scale']; return (y[:, 0] * w).sum() / w.sum() + y.square().sum(1).mean()", 1),
     ("return torch.exp(-s[0]) * F.cross_entropy(y, k) + s[0] + torch.exp(-s[1]) * F.mse_loss(y, t) + s[1] + penalty", 1),
     ("return torch.rsub(F.cross_entropy(y, k), F.l1_loss(y, t), alpha=2)", 1),
+    ("return F.mse_loss(y, t) + 0.1 * (F.cross_entropy(y, k) + F.l1_loss(y, t))", 1),
+    ("return F.mse_loss(y, t) + torch.stack([F.cross_entropy(y, k), F.cross_entropy(y + t, k * 0)]).mean()", 2),
 ])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_averages_over_numbers_of_terms_that_the_batch_decides(
