@@ -125,8 +125,7 @@ class _Separator:
             raise ModelError(_place(self.graph, name), "loss() returned no scalar", ADVICE)
         arguments = dict(node.arguments)
         if self._sums(node, arguments):
-            raise ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
-                             "return (loss_sum, weight) from loss(): a step divides the one by the other")
+            raise self._plain_sum(node)
         if node.base in LABELLED_LOSSES:
             return self._labelled(node, arguments)
         if node.base in ELEMENTWISE_LOSSES and arguments["reduction"] == MEAN:
@@ -191,6 +190,8 @@ class _Separator:
         if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
             if inner.type.shape != () or not_additive(self.graph, operand) is not None:
                 raise self._refuse(node, "it divides what is no sum")
+            if isinstance(other, Ref) and is_fixed(self.graph, other.name):
+                raise self._plain_sum(node)
             return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,), node)
         if isinstance(other, (Ref, BatchMultiple)):
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
@@ -382,6 +383,10 @@ class _Separator:
         while unique in self.graph.by_name or any(unique == node.name for node in self.added):
             unique += "_"
         return unique
+
+    def _plain_sum(self, node: Node) -> ModelError:
+        return ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
+                          "return (loss_sum, weight) from loss(): a step divides the one by the other")
 
     def _refuse(self, node: Node, reason: str) -> ModelError:
         return ModelError(place(node, self.graph.where), f"the loss does not decompose into terms: {reason}", ADVICE)

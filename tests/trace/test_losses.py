@@ -231,6 +231,7 @@ def test_averages_over_numbers_of_terms_that_the_batch_decides(
     (MASKED + "(m.sum() + 1)", "ends in add; leave it out"),
     ("return (outputs ** 2).sum() / outputs.shape[0], batch['labels'].numel()", "div computes with the batch size"),
     ("return (outputs ** 2).sum(), 7", "returned the number 7"),
+    ("return F.mse_loss(outputs, batch['target']) + outputs.sum() / torch.tensor(3.0)", "is a plain sum"),
     ("return None", "returned 0 values"),
     ("return ((outputs - batch['target']) ** 2)[batch['labels'] > 0].mean()",
      r"py:10: the shape of what getitem returns depends on values; .*multiply by the mask, and divide by its sum"),
