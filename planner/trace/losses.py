@@ -108,6 +108,8 @@ class _Separator:
         self.added: list[Node] = []
         self.shares: dict[str, tuple[TensorType, str]] = {}
         """By name, of averages over weights that the batch decides, the weight."""
+        self.guarded = set[str]()
+        """Weights that the loss keeps from zero: averages over them are numbers also where there are no terms."""
 
     def separate(self) -> FlatGraph:
         total, weight = self.parts(loss := self.graph.outputs[0])
@@ -192,7 +194,7 @@ class _Separator:
                 raise self._refuse(node, "it divides what is no sum")
             if isinstance(other, Ref) and is_fixed(self.graph, other.name):
                 raise self._plain_sum(node)
-            return operand, self._unguarded(other.name) if isinstance(other, Ref) else self._count((other,), node)
+            return operand, self._divisor(other.name) if isinstance(other, Ref) else self._count((other,), node)
         if isinstance(other, (Ref, BatchMultiple)):
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
         total, weight = self.parts(operand)
@@ -224,6 +226,13 @@ class _Separator:
                 pending.extend(node.operands)
         found = self.constants.value(name) if self.graph.type_of(name).shape == () else None
         return None if found is None else float(found)
+
+    def _divisor(self, weight: str) -> str:
+        """The weight that an average divides by."""
+        bare = self._unguarded(weight)
+        if bare != weight:
+            self.guarded.add(bare)
+        return bare
 
     def _unguarded(self, weight: str) -> str:
         """A weight without what keeps it from zero (``clamp(min=1)``, ``+ 1e-8``), where it counts: a step divides by no weight
@@ -310,7 +319,8 @@ class _Separator:
     def _shifted(
         self, node: Node, average: str, factor: float, number: float, times: str | None = None
     ) -> tuple[str, str]:
-        """``factor * average + number``: each of the average's terms is more by the number. ``times``: what multiplies that."""
+        """``factor * average + number``: each of the average's terms is more by the number, or each sample's where it is there
+        without terms too. ``times``: what multiplies that."""
         total, weight = self.parts(average)
         differentiable = self._node(total).differentiable
         if factor != 1:
@@ -318,6 +328,8 @@ class _Separator:
             total = self._add("scaled", "mul.Tensor", scale, node.type, node, differentiable)
         if number == 0:  # Python's sum() begins with it.
             return total, weight
+        if weight in self.guarded:
+            total, weight = self._of_samples(node, total, weight)
         terms = weight if times is None else self._often(times, weight, node)
         arguments = (("self", Ref(total)), ("other", Ref(terms)), ("alpha", number))
         return self._add("shifted", "add.Tensor", arguments, node.type, node, node.differentiable), weight

@@ -210,6 +210,37 @@ def test_averages_over_numbers_of_terms_that_the_batch_decides(
             assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [
+    "return average + penalty", "return 1 - average", "return 2 * (penalty - average) / 3 + (1 - average)",
+    "return F.mse_loss(y, t) + (torch.exp(-s[0]) * average + s[0])",
+    "return (torch.exp(-s) * torch.stack([F.mse_loss(y, t), average]) + s).sum()",
+])
+@pytest.mark.parametrize("terms", [0, 3])
+def test_what_is_added_to_an_average_that_is_kept_a_number(model_file: Callable[[str], str], line: str, terms: int) -> None:
+    """Its terms may be none in a whole step: what is added stays."""
+    line = "y, s, penalty = outputs; t, m = batch['target'], batch['labels'] > 0; " \
+        "average = (y[:, 0] * m).sum() / m.sum().clamp(min=1); " + line
+    source = load_model(model_file(LEARNED.format(line=line)), {}, None)
+    graph = trace_model(source, sequence=None, dtype="float64")
+    torch.manual_seed(0)
+    model, plain = source.build().double(), source.build().double()
+    plain.load_state_dict(model.state_dict())
+    batch = {"features": torch.randn(6, 6).double(), "target": torch.randn(6, 5).double(), "labels": torch.arange(6) % 2}
+    batch["labels"][terms * 2:] = 0
+    assert source.loss is not None
+    expected = source.loss(plain(batch["features"]), batch)
+    parameters = dict(model.named_parameters())
+    given = with_shares(graph, {name: batch[name] for name in batch if name in {each.name for each in graph.batch_inputs}})
+    total, weight = run(graph, parameters, given)
+    torch.testing.assert_close(total / weight, expected)
+    expected.backward()
+    (total / weight).backward()
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameters[name].grad, parameter.grad)
+
+
 @pytest.mark.parametrize(("line", "said"), [
     ("return F.mse_loss(outputs, batch['target']) + (outputs ** 2).sum() / outputs.sum()", "weight depends on parameters"),
     ("return F.mse_loss(outputs, batch['target']) + outputs[:, 0].sum() / (outputs > 0).sum()", "weight depends on parameters"),
