@@ -1,7 +1,8 @@
 """Pass 6a: scalars that a loss stacks before it adds them up are added one by one.
 
 ``torch.stack(losses).mean()``, or ``(torch.exp(-s) * torch.stack(losses) + s).sum()`` with learned weights ``s``: by
-itself each scalar is an average, or a sum, of terms of its own.
+itself each scalar is an average, or a sum, of terms of its own. So is one that is taken out of a stack again
+(``losses[0]``, ``sum(losses)``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from planner.ir.types import Argument, Ref, TensorType
 from planner.trace.additive import ADDING, LINEAR
 from planner.trace.flat import FlatGraph
 
-BY_ELEMENT = frozenset({"add", "div", "mul", "neg", "rsub", "sub", "to"})
+BY_ELEMENT = frozenset({"add", "clamp", "clamp_min", "div", "mul", "neg", "rsub", "sub", "to"})
 """What may be done with the stack: each works on every scalar alone."""
 
 
 def unstack(graph: FlatGraph) -> FlatGraph:
-    """The graph in which sums and means of stacked scalars, on the way to the loss, add these one by one."""
+    """The graph in which sums and means of stacked scalars, on the way to the loss, add these one by one, and one of them is
+    itself."""
     taken = {node.name: _Apart(graph, node) for node in _reductions(graph)}
     if not taken:
         return graph
@@ -29,17 +31,41 @@ def unstack(graph: FlatGraph) -> FlatGraph:
 
 def _reductions(graph: FlatGraph) -> Iterator[Node]:
     """Of a vector of stacked scalars to a scalar, on the way to the loss."""
-    pending, seen = list(graph.outputs[:1]), set[str]()
+    pending, seen = list(graph.outputs), set[str]()
     while pending:
         node = graph.by_name.get(name := pending.pop())
         if node is None or name in seen or node.type.shape != ():
             continue
         seen.add(name)
-        if node.base in ("mean", "sum") and _stacked(graph, node.operands[0]):
-            if dict(node.arguments).get("dtype") is None:
-                yield node
+        stacked = _reduced(graph, node)
+        if stacked is not None:
+            yield node
+            pending.extend(_scalars(graph, stacked))
         elif node.base in LINEAR | ADDING | {"mean", "rsub"}:
             pending.extend(node.operands)
+
+
+def _reduced(graph: FlatGraph, node: Node) -> str | None:
+    """The vector of stacked scalars that a node adds up, or takes one of; None where it does neither."""
+    arguments = dict(node.arguments)
+    operand = arguments.get("self")
+    if node.op == "getitem":
+        taken = graph.by_name.get(node.operands[0])
+        operand = taken.argument("self") if taken is not None and taken.base == "unbind" else None
+    adds = node.base in ("mean", "sum") and arguments.get("dtype") is None
+    if not isinstance(operand, Ref) or not (adds or node.base in ("getitem", "select")):
+        return None
+    return operand.name if _stacked(graph, operand.name) else None
+
+
+def _scalars(graph: FlatGraph, stacked: str) -> Iterator[str]:
+    """What such a vector is made of."""
+    node = graph.by_name[stacked]
+    for operand in node.operands:
+        if node.base == "stack":
+            yield operand
+        elif _stacked(graph, operand):
+            yield from _scalars(graph, operand)
 
 
 def _stacked(graph: FlatGraph, name: str) -> bool:
@@ -62,21 +88,23 @@ class _Apart:
 
     def nodes(self) -> list[Node]:
         """The scalars, and their sum or mean under the reduction's name."""
-        stacked = self.reduction.operands[0]
+        stacked = _reduced(self.graph, self.reduction)
+        assert stacked is not None
         (count,) = self.graph.type_of(stacked).shape
         assert isinstance(count, int)
-        total, *others = [self._element(stacked, index) for index in range(count)]
+        one = dict(self.reduction.arguments).get("index")
+        total, *others = [self._element(stacked, index) for index in (range(count) if one is None else (one % count,))]
         for other in others:
             total = self._add("add.Tensor", (("self", total), ("other", other), ("alpha", 1)), self.reduction)
-        if count == 1 or self.reduction.base == "mean":
-            self._add("div.Tensor", (("self", total), ("other", count)), self.reduction)
+        if not others or self.reduction.base == "mean":
+            self._add("div.Tensor", (("self", total), ("other", len(others) + 1)), self.reduction)
         self.made[-1] = replace(self.made[-1], name=self.reduction.name)
         return self.made
 
     def _element(self, name: str, index: int) -> Ref:
         """One scalar of a vector."""
         node = self.graph.by_name.get(name)
-        if node is None or not _stacked(self.graph, name):
+        if node is None or node.base not in BY_ELEMENT | {"stack"}:
             arguments = (("self", Ref(name)), ("dim", 0), ("index", index))
             return self._add("select.int", arguments, node or self.reduction, self.graph.type_of(name))
         if node.base == "stack":

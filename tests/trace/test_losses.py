@@ -117,6 +117,11 @@ LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn
     "return (torch.stack([F.mse_loss(y, t, reduction='sum'), y.sum()]) * s.exp()).sum(0), len(y)",
     "l = torch.stack([F.mse_loss(y * i, t) for i in (0.5, 1, 2)]); return 3 - (1 - l * torch.tensor([0.2, 0.3, 0.5])).mean(0)",
     "return torch.stack([F.mse_loss(y, t)]).sum() + torch.stack([F.l1_loss(y, t), y.square().mean()]).sum()",
+    "l = torch.stack([F.mse_loss(y, t), F.cross_entropy(y, batch['labels'])]); return l[-1] + 0.5 * l[0] + sum(l) / len(l)",
+    "l = torch.stack([F.mse_loss(y, t), y.abs().mean()]); return torch.stack([(l * s).sum(), l.mean(), y.mean()]).mean()",
+    "m = batch['scale'] > 0.3; l = torch.stack([(y[:, 0] * m).sum(), y[:, 1].sum()]); n = torch.stack([m.sum(), m.sum()]); "
+    "return (l / n.clamp(min=1) + s).mean()",
+    "l = torch.stack([F.mse_loss(y, t, reduction='sum'), y.sum()]); return (torch.exp(-s) * l + s * len(y)).sum(), len(y)",
 ])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callable[[str], str], line: str, dtype: str) -> None:
