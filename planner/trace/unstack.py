@@ -93,7 +93,8 @@ class _Apart:
         (count,) = self.graph.type_of(stacked).shape
         assert isinstance(count, int)
         one = dict(self.reduction.arguments).get("index")
-        total, *others = [self._element(stacked, index) for index in (range(count) if one is None else (one % count,))]
+        places = (one % count,) if isinstance(one, int) else tuple(range(count))
+        total, *others = [self._element(stacked, index) for index in places]
         for other in others:
             total = self._add("add.Tensor", (("self", total), ("other", other), ("alpha", 1)), self.reduction)
         if not others or self.reduction.base == "mean":
