@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.ir.body import Node
 from planner.ir.inlining import draws
 from planner.ir.types import BatchMultiple, Ref
+from planner.trace.dtypes import CONSTANT
 from planner.trace.flat import FlatGraph
 
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
@@ -45,7 +46,8 @@ def is_fixed(graph: FlatGraph, name: str) -> bool:
         extents = (extent for type_ in node.types for extent in type_.shape)
         if draws(node) or any(isinstance(value, BatchMultiple) for value in (*extents, *dict(node.arguments).values())):
             return False
-        pending.extend(node.operands)
+        if node.base not in CONSTANT:
+            pending.extend(node.operands)
     return True
 
 

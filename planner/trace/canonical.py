@@ -223,6 +223,9 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
     arguments = dict(node.arguments)
     if node.base in RESHAPES and node.types and Dtype not in map(type, arguments.values()):
         yield replace(node, op="reshape", arguments=(("self", Ref(node.operands[0])), ("shape", node.type.shape)))
+    elif node.base == "expand_as":  # Of the other its shape alone: a mask does not depend on what is trained.
+        stretched = (("self", Ref(node.operands[0])), ("size", node.type.shape), ("implicit", False))
+        yield replace(node, op="expand", arguments=stretched)
     elif node.base in CASTS:
         cast = (("self", Ref(node.operands[0])), ("dtype", Dtype(node.type.dtype)), ("non_blocking", False),
                 ("copy", False))

@@ -51,6 +51,8 @@ MASKED = (
     "return sum([F.mse_loss(outputs, batch['target'], reduction='sum')] * 2), 2 * outputs.shape[0]",
     "return outputs.new_zeros(()) + F.mse_loss(outputs, batch['target'], reduction='sum'), outputs.shape[0]",
     "return F.cross_entropy(outputs, batch['labels'], reduction='sum'), (batch['labels'] != -100).sum()",
+    "return outputs.new_zeros(()) + F.mse_loss(outputs, batch['target'])",
+    "m = (batch['scale'] > 0.3)[:, None].expand_as(outputs); return (outputs * m).sum() / m.sum()",
     MASKED + "m.sum().clamp(min=1)",
     MASKED + "(m.float().sum() + 1e-8)",
     MASKED + "torch.clamp(m.sum().float(), min=1e-6)",
