@@ -37,7 +37,7 @@ def listed_seconds(plan: Plan, graph: ModelGraph, cluster: Cluster) -> float:
     which block comes next."""
     (stage,), data, group = plan.stages, plan.mesh.data, plan.zero_group
     units = units_of(plan, graph, stage, 0)
-    calls = data_calls(plan, 0, {0: units})
+    calls = data_calls(plan, graph, 0, {0: units})
     calls.subtract(call("all_reduce", "data", data, WEIGHT_BYTES))
     for unit in units:
         if unit.zero == 3 and unit.fetched and not unit.reached:
