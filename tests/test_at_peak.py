@@ -14,6 +14,7 @@ from tests.commands import EXAMPLES
 SIZE = {"layers": 2, "hidden": 128, "heads": 2, "vocab": 64}
 
 
+@pytest.mark.slow
 def test_products_and_the_half_of_causal_attention_that_is_computed() -> None:
     chip, batch, seq = resolve_cluster("dgx-h100:1x1").chip, 4, 256
     graph = trace_model(load_model(f"{EXAMPLES / 'gpt.py'}:gpt", dict(SIZE), seq), sequence=seq, dtype="bfloat16")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from planner.collection import no_collection, only_new_collected
 
 
@@ -23,6 +25,7 @@ def test_collection_is_off_and_on_again() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_only_what_is_new_is_collected() -> None:
     old = weakref.ref(Cycle())
     with only_new_collected():

@@ -60,6 +60,7 @@ def test_check_costs_an_edited_plan_anew(copied: Path, planned: tuple[Path, Outc
     assert edited.json["search"]["optimality_gap"] > planned[1].json["search"]["optimality_gap"]
 
 
+@pytest.mark.slow
 def test_one_device_has_one_data_rank_and_one_micro_batch(tmp_path: Path) -> None:
     planned = run("plan", *SMALL, "--cluster", "local-cpu:1x1", "--batch", 1, "-o", tmp_path / "plan.yaml")
     assert "\ncluster    local-cpu, 1 device\n" in planned.out

@@ -58,6 +58,7 @@ def test_emit_warns_of_chips_that_run_no_programs_of_torch(planned: tuple[Path, 
     assert "warning" not in run("emit", planned[0], "-o", tmp_path / "other").err
 
 
+@pytest.mark.slow
 def test_a_program_is_started_on_hosts(tmp_path: Path) -> None:
     """Two of a GB200 rack's trays hold eight of the devices that NVLink joins: a node of the cluster, not of a launcher."""
     plan, program = tmp_path / "plan.yaml", tmp_path / "program"

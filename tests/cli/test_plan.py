@@ -130,6 +130,7 @@ def test_placements_of_other_micro_batches_are_found_again(tmp_path: Path) -> No
     assert run("check", path, "--json").json["predicted"] == planned["predicted"]
 
 
+@pytest.mark.slow
 def test_where_highspy_is_missing_cbc_plans(
     planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_where_highspy_is_missing_cbc_plans(
     assert found["predicted"]["step_s"] == pytest.approx(planned[1].json["predicted"]["step_s"], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_samples_that_are_no_sequences_are_counted_as_such(tmp_path: Path) -> None:
     model, plan = tmp_path / "rows.py", tmp_path / "plan.yaml"
     model.write_text(

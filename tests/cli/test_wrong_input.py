@@ -138,6 +138,7 @@ def test_a_wrong_model_is_one_line(text: str, named: str, tmp_path: Path) -> Non
     assert named in outcome.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "named"),
     [

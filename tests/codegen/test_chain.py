@@ -35,6 +35,7 @@ def told(graph: ModelGraph) -> list[dict[str, str]]:
     return [dict((*block.parameters, *block.buffers)) for block in graph.blocks]
 
 
+@pytest.mark.slow
 def test_layers_that_share_a_buffer_are_one_line() -> None:
     graph = small_graph("buffered", layers=6)
     assert keys(graph) == told(graph)
@@ -43,6 +44,7 @@ def test_layers_that_share_a_buffer_are_one_line() -> None:
     assert "for i in range(1, 6)" in text
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_another_again_is_its_prefix() -> None:
     graph = traced("gpt")
     blocks = tuple(replace(block, parameters=graph.blocks[1].parameters) if "blocks." in block.name else block

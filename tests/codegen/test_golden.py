@@ -64,6 +64,7 @@ def test_the_emitted_text_is_clean(name: str, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     graph = traced("gpt")
     (tmp_path / "thesis.tex").write_text("precious")

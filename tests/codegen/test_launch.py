@@ -34,6 +34,7 @@ def launched(directory: Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_runs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
     """Each has an endpoint of its own; workers that are started again meet in another store, for gloo's sake."""
     files = written(Machine(4), tmp_path)
@@ -43,6 +44,7 @@ def test_runs_on_one_machine_do_not_meet(tmp_path: Path) -> None:
         assert "    torchrun --nproc-per-node 4 train.py --steps 100" in files[file]
 
 
+@pytest.mark.slow
 def test_what_several_nodes_are_told_to_run_is_run_on_each_of_them(tmp_path: Path) -> None:
     files = written(Machine(2), tmp_path)
     for file in ("README.md", "train.py"):

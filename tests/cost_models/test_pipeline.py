@@ -144,6 +144,7 @@ def test_the_critical_path_is_the_step(
     assert timeline.critical_path.transfers[0] == 0
 
 
+@pytest.mark.slow
 @given(timed_cases(), st.integers(0, 11), SECONDS)
 def test_a_critical_path_bounds_every_other_step(
     drawn_case: tuple[tuple[str, int, int, int], list[StageTimes], list[float]], slot: int, seconds: float

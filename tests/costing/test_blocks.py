@@ -17,6 +17,7 @@ CLUSTER = resolve_cluster("dgx-a100-80gb:2")
 ELEMENTS = 1 << 24
 
 
+@pytest.mark.slow
 def test_layer_flops() -> None:
     """24 B T H^2 + 4 B T^2 H forward (Narayanan et al. 2021, appendix), three times that with backward."""
     body = max(traced("gpt", "bfloat16").bodies, key=lambda body: len(body.nodes))

@@ -42,6 +42,7 @@ def test_context_ranks_together_do_the_whole_model_s_work() -> None:
     assert ours.attention.queries * ours.attention.keys == TOKENS // 4 * (TOKENS // 2)
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_gathered_and_their_gradients_scattered() -> None:
     share = _layer(_traced(TOKENS // 4))
     (moved,) = [item for item in exchanges(share, whole_placement(share), BATCH) if item.axis == "context"]
@@ -49,6 +50,7 @@ def test_keys_and_values_are_gathered_and_their_gradients_scattered() -> None:
     assert (moved.kind, moved.forward, moved.backward) == ("all_gather", 1, 1)
 
 
+@pytest.mark.slow
 def test_tokens_travel_to_their_experts_and_back() -> None:
     body = _layer(_traced(TOKENS, experts=8, held=2, active=2))
     assert len(expert_parameters(body)) == 3
@@ -65,12 +67,14 @@ def test_a_rank_s_experts_compute_what_its_tokens_need() -> None:
     assert flops[0] == flops[1]
 
 
+@pytest.mark.slow
 def test_a_dense_block_exchanges_nothing_over_experts() -> None:
     body = _layer(_traced(TOKENS))
     assert not expert_parameters(body)
     assert all(item.axis == "context" for item in exchanges(body, whole_placement(body), BATCH))
 
 
+@pytest.mark.slow
 def test_experts_are_reduced_over_fewer_ranks_and_the_rest_over_context_too() -> None:
     graph = _traced(TOKENS, experts=8, held=4, active=2)
     cluster = resolve_cluster("dgx-h100:2")

@@ -17,6 +17,7 @@ from planner.validate.prepare import trace_shape
 from tests.matrix.test_matrix import graph_of
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_rule_is_named_on_one_device_too() -> None:
     graph = graph_of("nameless")
     layer = next(body for body in graph.bodies if body.name == "_Q")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hardware_profiles import resolve_cluster
 from planner.costing import cost_graph
 from planner.ir.plan import Mesh
@@ -11,6 +13,7 @@ from planner.placement.place import whole_placement
 from tests.matrix.test_matrix import graph_of
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_rule_is_named() -> None:
     graph = graph_of("nameless")
     layer = next(body for body in graph.bodies if body.name == "_Q")

@@ -116,6 +116,7 @@ def test_kernels_that_read_views_are_a_gpus_own_number(tmp_path: Path) -> None:
         assert resolve_cluster(str(path)).chip.memory_irregular == pytest.approx(share, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_gpus_products_are_those_of_a_chip_without_a_rest(tmp_path: Path) -> None:
     """What a block takes longer when it goes on is its products', in all dtypes and in attention alike."""
     path = tmp_path / "machine.yaml"

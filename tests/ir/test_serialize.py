@@ -22,6 +22,7 @@ def traced(name: str, **settings: object) -> ModelGraph:
     return trace_model(source, sequence=16, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_round_trip(name: str) -> None:
     graph = traced(name)
@@ -43,6 +44,7 @@ def test_mangled(mangle: object) -> None:
         from_json(mangle(to_json(traced("gpt"))))  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_fingerprint() -> None:
     graph = traced("gpt")
     assert len(fingerprint(graph)) == 16 and fingerprint(graph) == fingerprint(traced("gpt"))

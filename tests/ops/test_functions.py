@@ -18,6 +18,7 @@ from planner.rules.table import RULES
 FILE = "base: dgx-a100-80gb\nnodes: 1\nchip: {{functions: {{{}: {{value: 5, unit: ns/element, kind: given, source: abc}}}}}}\n"
 
 
+@pytest.mark.slow
 def test_what_is_measured_and_what_profiles_have_is_known() -> None:
     check_functions([*FUNCTIONS, *(f"{name}_backward" for name in FUNCTIONS)], "mine.yaml")
     for name in profile_names():

@@ -159,6 +159,7 @@ def test_eager_attention_copies_what_strides_forbid(dtype: str) -> None:
     assert saved_bytes(localise(body, None, 1)) == saved_by_torch(body, 1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [1, 2])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("base", "gates"), [("gru", 3), ("lstm", 4)])

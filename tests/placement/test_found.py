@@ -155,6 +155,7 @@ def test_the_head_and_a_tied_embedding_are_split_over_the_vocabulary(graph: Mode
     assert forward["all_gather"] == forward["all_to_all"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_what_a_plan_file_stores_brings_the_placement_back(name: str) -> None:
     graph = traced(name)

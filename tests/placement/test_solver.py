@@ -48,6 +48,7 @@ def test_an_infeasible_problem_has_no_objective(engine: str) -> None:
     assert solution.status == "infeasible" and solution.objective is None and solution.bound == -math.inf
 
 
+@pytest.mark.slow
 def test_a_time_out_is_not_called_optimal() -> None:
     solution = solve(knapsack(120), time_limit_s=0.5)
     assert solution.status in ("feasible", "unknown")

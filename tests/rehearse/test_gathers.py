@@ -18,6 +18,7 @@ def plan_of(row: Row) -> Plan:
     return make_plan(small_graph("gpt"), row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("zero", "gathers", "reductions"), [(0, 1, 1), (1, 1, 1), (2, 1, 5), (3, 10, 5)])
 def test_one_stage(zero: int, gathers: int, reductions: int) -> None:
     (turns,) = play(plan_of(Row(accumulation=5, data=2)), 0, {0: [Unit((0,), zero, ())]})[0]

@@ -36,6 +36,7 @@ def test_reshapes(data: st.DataObject, factors: list[int], degree: int) -> None:
     call("reshape", real(*before), after).check(degree)
 
 
+@pytest.mark.slow
 @given(st.data(), FACTORS, DEGREES)
 @settings(max_examples=60, deadline=None)
 def test_reshapes_between_unrelated_factors(data: st.DataObject, factors: list[int], degree: int) -> None:
@@ -43,6 +44,7 @@ def test_reshapes_between_unrelated_factors(data: st.DataObject, factors: list[i
     call("reshape", real(*factors), list(after)).check(degree)
 
 
+@pytest.mark.slow
 @given(st.data(), st.lists(st.sampled_from([1, 4, 5, 6]), min_size=1, max_size=4), DEGREES)
 @settings(max_examples=80, deadline=None)
 def test_broadcasting(data: st.DataObject, shape: list[int], degree: int) -> None:

@@ -88,6 +88,7 @@ def kept(alone: None, tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
+@pytest.mark.slow
 def test_the_newest_is_that_of_the_largest_step_however_many_digits_it_has(kept: Path) -> None:
     for name in ("step-99999999", "step-100000000", "step-1000000000.partial", "step-2000000"):
         shutil.copytree(kept / "step-00000001", kept / name)
@@ -217,6 +218,7 @@ def test_made_up_tokens_have_no_windows(alone: None, tmp_path: Path) -> None:
     assert progress["data"] == {"tokens": 0, "dtype": "", "sampled": ""}
 
 
+@pytest.mark.slow
 def test_data_that_is_forgotten_is_asked_for_where_steps_are_left(alone: None, tmp_path: Path) -> None:
     data, run = token_file(tmp_path / "data", [number % 51 for number in range(2000)]), ["--checkpoint", str(tmp_path / "kept")]
     train(build(Toy()), parse_options([*run, "--steps", "1", "--data", str(data)]))

@@ -128,6 +128,7 @@ def test_what_another_machine_may_be_writing_stays_for_an_hour(tmp_path: Path) -
     assert not old.exists() and new.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [False, True])
 def test_a_folder_that_each_node_has_of_its_own_is_refused_before_anything_is_removed(
     pool: ProcessPool, others: bool, tmp_path: Path

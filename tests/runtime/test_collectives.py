@@ -57,6 +57,7 @@ def test_cross_entropy_over_split_classes(
         assert gradient < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("shape", "dtype", "tolerance"), [
     ((30, 11), torch.float64, 1e-12), ((6, 11, 5), torch.float64, 1e-12), ((30, 11), torch.bfloat16, 2e-3),

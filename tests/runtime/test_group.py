@@ -35,6 +35,7 @@ def _make_groups() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="nothing tells a process's threads here")
 def test_groups_and_their_threads_end_with_a_case() -> None:
     pool = ProcessPool()

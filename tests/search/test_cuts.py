@@ -49,6 +49,7 @@ def test_moves_shorten_the_step(shape: tuple[ScheduleName, int, int, int], seed:
         assert prediction.step_s == pytest.approx(polish.step_s + certain_tied_seconds(task), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_even_is_not_always_best() -> None:
     makers = [cutter(made(("interleaved-1f1b", 2, 3, 4), seed, 1000)[0]) for seed in range(6)]
     begun = [[maker.patterns.cuts(counts) for counts in maker.patterns.even()] for maker in makers]

@@ -9,6 +9,7 @@ from planner.search import linear as linear_module
 from planner.search.linear import Program, Row
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_that_of_one_solve() -> None:
     """By the solver's own clock: its simplex method counts from the first run on, its branch and bound from each."""
     draw = np.random.default_rng(0)

@@ -15,6 +15,7 @@ GRAPH = make_graph("abbbbbbbbc")
 COSTED = make_costed(GRAPH, 3, zeros=(1,), levels=("none", "full"), crossing=5)
 
 
+@pytest.mark.slow
 def test_news_are_steps_and_gaps_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "NEWS_S", 0.0)
     monkeypatch.setattr(searching, "HELPED_AFTER_S", 1e9)
@@ -30,6 +31,7 @@ def test_news_are_steps_and_gaps_that_hold(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(bound <= best_s * (1 + 1e-9) for bound in bounds) and bounds[-1] > bounds[0]
 
 
+@pytest.mark.slow
 def test_no_news_of_a_short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "NEWS_S", 60.0)
 

@@ -71,6 +71,7 @@ def test_nothing_quicker_than_the_target_is_left_out(shape: tuple[ScheduleName, 
         assert (found.seconds < target).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_choice_is_quicker_than_what_its_numbers_of_blocks_take(seed: int) -> None:
     """Five blocks between two ends on two ranks of two stages: every recomputation and ZeRO stage of every block."""

@@ -48,6 +48,7 @@ def polishes(task: Task) -> list[Polish]:
     return [Polish(shares, stream, counts) for counts in filled if counts is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_filled_and_polished_plans(shape: tuple[ScheduleName, int, int, int], seed: int) -> None:

@@ -87,6 +87,7 @@ def test_no_plan_that_fits_is_excluded(key: tuple[ScheduleName, int, int, int]) 
     assert met > 300 and closest < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [SHAPES[0], SHAPES[4]], ids=str)
 def test_seconds_are_those_of_the_best_choices(key: tuple[ScheduleName, int, int, int]) -> None:
     """Against every way to lay a rank's blocks and to choose that fits: never more, and nearly always as much (each instant is

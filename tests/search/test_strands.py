@@ -33,6 +33,7 @@ def test_where_gradients_begin(model: str, strands: tuple[str, ...] | None) -> N
     assert found == strands if strands else len(found) == 1
 
 
+@pytest.mark.slow
 def test_a_second_strand_has_no_split_backward_pass() -> None:
     cluster = resolve_cluster("local-cpu:1x4")
     schedules = {
@@ -45,6 +46,7 @@ def test_a_second_strand_has_no_split_backward_pass() -> None:
         enumerate_candidates(graph_of("translator"), cluster, request)
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_edited() -> None:
     graph = graph_of("translator")
     check_consistency(make_plan(graph, Row(pipeline=2, accumulation=4)), graph, "plan.yaml")

@@ -66,6 +66,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reach", "rate"), [("2**at", "0.5"), ("1", "0.1 * at + 0.1")])
 def test_layers_of_a_list_that_differ_in_a_number_are_blocks(
     model_file: Callable[[str], str], reach: str, rate: str

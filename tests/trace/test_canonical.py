@@ -142,6 +142,7 @@ def test_dropout_of_a_step_that_export_made_functional(model_file: Callable[[str
     assert not any(node.base == "native_dropout" for node in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("called", "equations"), [
     ("'btd,dr,re->bte', x, self.a, self.b", ["btd,dr->btr", "btr,re->bte"]),
     ("'btd,dr,re', x, self.a, self.b", ["btd,dr->btr", "btr,re->bet"]),

@@ -282,6 +282,7 @@ def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None
         trace_model(load_model(model_file(MODEL.format(line=line)), {}, None), sequence=None, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "said"), [
     ("a = F.mse_loss(outputs, batch['target'])\n    return a.exp() + 1", "py:11: the loss does not decompose"),
     ("a = (outputs ** 2).mean()\n    return a, batch['labels'].numel()", "py:10: the loss's sum is no sum over the batch"),

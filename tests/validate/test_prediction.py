@@ -135,6 +135,7 @@ def test_how_many_rows_are_repeats_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "\n2 rows scored: mean absolute error" in printed and " over 1 family, median" in printed
 
 
+@pytest.mark.slow
 def test_names_are_whole_on_a_narrow_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
