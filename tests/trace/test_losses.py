@@ -99,6 +99,14 @@ LEARNED = MODEL.replace("nn.Linear(8, 5)", "nn.Linear(8, 5)\n        self.s = nn
 )
 
 
+def assert_same_gradients(parameters: dict[str, torch.nn.Parameter], plain: torch.nn.Module, tolerance: float) -> None:
+    for name, parameter in plain.named_parameters():
+        ours, theirs = parameters[name].grad, parameter.grad
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [
     "return torch.exp(-s[0]) * F.mse_loss(y, t) + s[0]",
@@ -151,11 +159,7 @@ def test_learned_weights_of_terms_and_penalties_on_parameters(model_file: Callab
     assert (total / weight).item() == pytest.approx(expected.item(), rel=tolerance)
     expected.backward()
     (total / weight).backward()
-    for name, parameter in plain.named_parameters():
-        ours, theirs = parameters[name].grad, parameter.grad
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
+    assert_same_gradients(parameters, plain, tolerance)
     parts = [run(graph, parameters, {name: value[cut] for name, value in given.items()})
              for cut in (slice(0, 100), slice(100, 600))]
     assert sum(part.item() for part, _ in parts) == pytest.approx(total.item(), rel=tolerance)
@@ -210,11 +214,7 @@ def test_averages_over_numbers_of_terms_that_the_batch_decides(
     assert (total / weight).item() == pytest.approx(expected.item(), rel=tolerance)
     expected.backward()
     (total / weight).backward()
-    for name, parameter in plain.named_parameters():
-        ours, theirs = parameters[name].grad, parameter.grad
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            assert float((ours.double() - theirs).norm()) <= tolerance * max(float(theirs.norm()), 0.1), name
+    assert_same_gradients(parameters, plain, tolerance)
 
 
 @pytest.mark.slow
