@@ -41,6 +41,15 @@ def weighed(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) ->
     return (-uncertain[0]).exp() * first + uncertain[0] + second / (2 * uncertain[1] ** 2) + uncertain[1].abs().log() + penalty
 
 
+def stacked(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """Averages in stacks within stacks, by learned weights, over what masks leave; one of these is stretched."""
+    found, uncertain, penalty = outputs
+    far, there = batch["target"].abs() > 1, (batch["target"][..., :1] > 0).expand_as(found)
+    inner = torch.stack([(found * far).square().sum() / far.sum().clamp(min=1), loss(found, batch) / 100])
+    both = torch.stack([inner.mean(), inner[0] / 2 + inner[1]])
+    return ((-uncertain).exp() * both + uncertain).sum() + (found.abs() * there).sum() / there.sum() + penalty
+
+
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
