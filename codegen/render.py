@@ -95,7 +95,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
             f"{prediction.peak_memory_bytes / 2**30:.3g} GiB at the peak"
         )
     return {
-        "model": escaped(program.model), "summary": _summary(program), "per_node": local,
+        "model": escaped(program.model), "fingerprint": plan.model_fingerprint, "summary": _summary(program), "per_node": local,
         "nodes": -(-devices // local), "gpus": not machine.host,
         "job": re.sub(r"\W+", "-", program.model).strip("-") or "train",
         "precision": plan.precision, "sequence": plan.sequence, "degrees": _degrees(plan.mesh),

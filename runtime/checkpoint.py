@@ -50,7 +50,7 @@ class Progress:
     ``samples`` in all. ``loss_scale``: None where none was needed.
 
     ``aliases``: further names of tied parameters, each with the FQN it is tied to. ``data``: what the data is told by, an
-    :class:`Identity` as JSON has it (None: not said).
+    :class:`Identity` as JSON has it (None: not said). ``model``: what tells the model from others (empty: not said).
     """
 
     step: int
@@ -61,11 +61,13 @@ class Progress:
     clean_steps: int
     aliases: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
+    model: str = ""
 
 
 def save(
     directory: Path, parameters: Sequence[Held], optimizer: Optimizer, step: int, samples: int, seed: int,
     data: Identity, loss_scale: LossScale, aliases: Mapping[str, str], others: Unchanging = NOTHING,
+    model: str = "",
 ) -> Path:
     """Write ``directory/step-XXXXXXXX``. Collective over the world. ``aliases``: of the parameters, see
     :class:`Progress`."""
@@ -83,7 +85,7 @@ def save(
         raise
     names = {**aliases, **others.aliases}
     value = loss_scale.value if loss_scale.enabled else None
-    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names, data.said())
+    progress = Progress(step, seed, optimizer.updates, samples, value, loss_scale.clean_steps, names, data.said(), model)
     with writing_together(partial):
         if dist.get_rank() == 0:
             (partial / "training.json").write_text(json.dumps(asdict(progress)) + "\n")
@@ -194,6 +196,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "loss_scale": ("a positive number or null", _is_scale),
     "aliases": ("names of parameters by other names", _are_names),
     "data": ("what its tokens are told by, or null", _is_identity),
+    "model": ("what its model is told by", lambda value: isinstance(value, str)),
 }
 """What :class:`Progress` may hold: in words, and the test."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class Program:
     as allocated); ``decays``: weight decay by FQN; ``aliases``: further names of tied parameters. ``tied``: those with copies
     in several stages, ``stage_ranks``: the pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of
     one device in a second (0: unknown). ``dropout``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
-    persistent ones; ``idle``: whole shapes of the parameters that take no part, by FQN.
+    persistent ones; ``idle``: whole shapes of the parameters that take no part, by FQN. ``model``: tells it from others.
     """
 
     world: World
@@ -63,6 +64,7 @@ class Program:
     epsilon: float = 1e-8
     buffers: Sequence[StateBuffer] = ()
     idle: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    model: str = ""
 
 
 class Trainer:
@@ -180,7 +182,7 @@ class Trainer:
             checkpoint.save(
                 self.options.checkpoint, self.parameters, self.optimizer, self.done,
                 self._samples_before + self.done * self.program.batch, self.seed, self.batches.identity,
-                self.loss_scale, self.program.aliases, self.unchanging,
+                self.loss_scale, self.program.aliases, self.unchanging, self.program.model,
             )
             self._saved = self.done
 
@@ -191,6 +193,7 @@ class Trainer:
         if found is not None:
             progress = checkpoint.load(found, self.parameters, self.optimizer, self.loss_scale, self.unchanging)
             self.done, self.seed = progress.step, progress.seed
+            self._check_model(progress.model)
             trained_on = None if progress.data is None else Identity(**progress.data)
             self._saved = self.done
             self._samples_before = progress.samples - self.done * self.program.batch
@@ -202,6 +205,14 @@ class Trainer:
         if found is None and self.options.export_start is not None:
             checkpoint.export_start(self.options.export_start, self.parameters, self.program.aliases, self.unchanging)
         return trained_on
+
+    def _check_model(self, trained: str) -> None:
+        """Warn, on rank 0, where a run goes on with another model than was ``trained`` until now, whose tensors have the same
+        names and shapes: that may be meant."""
+        if trained and trained != self.program.model and self.world.rank == 0:
+            wrong = f"not the model that the run trained until now ({trained}, now {self.program.model})"
+            ways = "its code or settings, its loss, --seq, --precision or torch are others"
+            print(f"warning: {self.options.checkpoint}: {wrong}: {ways}; its tensors fit", file=sys.stderr, flush=True)
 
     def _dump(self) -> None:
         """Write the whole gradients of the first step, where that was asked for, without the loss scale."""

@@ -46,6 +46,7 @@ from planner.trace.patches import PATCHES
 from planner.trace.regions import detach_regions
 from planner.trace.repeats import Repeats, draw_out, repeats_as_one
 from planner.trace.source import ModelSource
+from planner.trace.strays import RefuseStrays
 from planner.trace.writes import refuse_lost_gradients
 
 BATCH = 1_000_003
@@ -85,14 +86,16 @@ class TrainingStep(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
-        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), RefuseDrawnNumbers(), self.record.of(self.model):
+        with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), RefuseDrawnNumbers(), self.record.of(self.model), \
+                RefuseStrays(self.model):
             return _checked(self.loss, self.loss(self.model(**given), batch))
 
 
 def _told_by_line(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function under the name of those whose lines torch keeps while it traces."""
+    """The same function under the name of those whose lines torch keeps while it traces. What is a module is none of this
+    step's, whose own are the model's."""
     if not inspect.isfunction(loss):
-        return loss
+        return functools.partial(loss)
     code = loss.__code__.replace(co_name="forward")
     named = FunctionType(code, loss.__globals__, "forward", loss.__defaults__, loss.__closure__)
     named.__kwdefaults__ = loss.__kwdefaults__

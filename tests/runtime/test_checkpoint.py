@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def refusal(directory: Path) -> str:
     ("data", {"tokens": 5}, 'data: is {"tokens": 5}; what its tokens'),
     ("data", {"tokens": "5", "dtype": "", "sampled": ""}, "data: is"),
     ("data", {"tokens": 5, "dtype": "", "sampled": "", "length": "8"}, "data: is"),
+    ("model", 5, "model: is 5; what its model"),
     ("aliases", {"a": 1}, 'aliases: is {"a": 1}; names of parameters'), ("pace", 1, "missing or mangled"),
 ])
 def test_progress_of_another_form_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
@@ -210,6 +212,20 @@ def test_windows_of_another_length_than_until_now_are_told(
     file.write_text(json.dumps({**progress, "data": others | ({} if length is None else {"length": length})}))
     train(build(Toy()), parse_options([*run, "--steps", "2"]))
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("before", "after", "tells"), [("one", "one", False), ("", "one", False), ("one", "other", True)])
+def test_another_model_than_until_now_is_told(
+    alone: None, before: str, after: str, tells: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six heads in place of four have the same tensors."""
+    for steps, model in enumerate((before, after), start=1):
+        options = parse_options(["--steps", str(steps), "--checkpoint", str(tmp_path / "kept")])
+        train(replace(build(Toy()), model=model), options)
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path / 'kept'}: not the model that the run trained until now (one, now other): its code or settings, "
+        "its loss, --seq, --precision or torch are others; its tensors fit\n" if tells else ""
+    )
 
 
 def test_made_up_tokens_have_no_windows(alone: None, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from runtime.settings import Settings, by_variable, check_settings
 from runtime.stage import ZeroStage
 from runtime.zero import MASTER_DTYPE, shard
 
+MODEL = ""  # of the trace that this was emitted from
 PRECISION = "bf16"
 SEQUENCE = 16
 MESH = {"pipeline": 2, "data": 2, "tensor": 2}  # slowest to fastest
@@ -93,7 +94,7 @@ def build(device=None):
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
         flops=0 * BATCH, peak_flops=0, dropout=False,
-        betas=BETAS, epsilon=EPSILON, buffers=BUFFERS, idle=IDLE,
+        betas=BETAS, epsilon=EPSILON, buffers=BUFFERS, idle=IDLE, model=MODEL,
     )
 
 
