@@ -16,6 +16,11 @@ from planner.ir.localize import localize
 from planner.ir.placement import REPLICATE, BodyPlacement, OpStrategy, Placement, conversion, local_type
 from planner.ir.types import Ref
 
+_DRAWS = {
+    "dropout": "rng.dropout", "native_dropout": "rng.dropout", "scaled_dot_product_attention": "rng.attention",
+    "exponential": "rng.exponential", "rand_like": "rng.uniform", "randint_like": "rng.integers", "randn_like": "rng.normal",
+}
+"""Methods of the random stream in place of torch's own draws."""
 _SUFFIX = {"copy": "shared", "all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "scattered",
            "slice": "local", "all_to_all": "exchanged"}
 
@@ -160,7 +165,7 @@ def _special(
     if node.name in sites:
         sharded = degree > 1 and strategy.outputs[0].state == "shard"
         extra = (("site", sites[node.name]), ("sharded", sharded))
-        return ("rng.attention" if "attention" in node.base else "rng.dropout"), extra
+        return _DRAWS[node.base], extra
     if degree == 1:
         return ("tp.cross_entropy", ()) if sums_half_logits(node) else ("", ())
     placements = dict(zip(node.operands, strategy.operands, strict=True))
@@ -189,7 +194,7 @@ def attributes_of(body: Body) -> Mapping[str, str]:
 
 
 def random_sites(body: Body) -> Mapping[str, int]:
-    """A number for every node that draws random masks, by its order in the body."""
+    """A number for every node that draws, by its order in the body."""
     names = [node.name for node in body.nodes if draws(node)]
     return {name: site for site, name in enumerate(names)}
 

@@ -145,13 +145,17 @@ def _cross_entropy(arguments: Mapping[str, LocalArgument], scope: Scope, *, wide
 
 
 def _runtime_call(compute: Compute, arguments: Mapping[str, LocalArgument], scope: Scope) -> Text:
-    """A method of the tensor axis or of the dropout stream."""
+    """A method of the tensor axis or of the random stream."""
     shown: dict[str, tuple[tuple[str, ...], tuple[tuple[str, str, LocalArgument], ...]]] = {
         "tp.embedding": (("indices", "weight"), (("padding_idx", "padding_index", -1),)),
         "tp.cross_entropy": (("self", "target"), (("ignore_index", "ignore_index", -100),)),
         "tp.softmax": (("self", "dim"), ()),
         "tp.log_softmax": (("self", "dim"), ()),
         "rng.dropout": (("input", "p"), ()),
+        "rng.normal": (("self",), ()),
+        "rng.uniform": (("self",), ()),
+        "rng.exponential": (("self",), (("lambd", "rate", 1.0),)),
+        "rng.integers": (("self", "low", "high"), ()),
         "rng.attention": (
             ("query", "key", "value"),
             (("attn_mask", "attn_mask", None), ("dropout_p", "dropout_p", 0.0), ("is_causal", "is_causal", False),

@@ -136,6 +136,7 @@ FORMS: dict[str, Form] = {
     "arange.start": _made("torch.arange", "start", "end", dtype=None),
     "arange.start_step": Form("torch.arange", ("start", "end", "step"), (("dtype", "dtype", None),), device=True),
     "full": _made("torch.full", "size", "fill_value", dtype=None),
+    "empty.memory_format": _made("torch.empty", "size", dtype=None),
     "zeros": _made("torch.zeros", "size", dtype=None),
     "ones": _made("torch.ones", "size", dtype=None),
     "scalar_tensor": _made("torch.scalar_tensor", "s", dtype=None),

@@ -32,7 +32,7 @@ class Variable:
 class Compute:
     """One operation on local tensors. ``arguments`` refer to variables; ``targets`` are one name per output (empty: unused).
 
-    ``call``: the method of the tensor axis or of the dropout stream that replaces the operation, with what it takes in
+    ``call``: the method of the tensor axis or of the random stream that replaces the operation, with what it takes in
     ``extra``; empty for torch's own.
     """
 
@@ -73,7 +73,7 @@ Statement: TypeAlias = "Compute | Convert | Repeat"
 class Function:
     """A function over variables. ``attributes``: names in the body that are the object's, each with its path there.
 
-    ``random``: it takes the dropout stream as its last argument.
+    ``random``: it takes the random stream as its last argument.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Run:
 class ContextCall:
     """A function of the context that the runs ``readers`` need. ``constants``: (argument, key) of those it takes.
 
-    ``random``: it takes the dropout stream as its last argument.
+    ``random``: it takes the random stream as its last argument.
     """
 
     function: str

@@ -103,7 +103,7 @@ def _train_values(program: Program, prediction: Prediction | None, machine: Mach
         "total": plan.batch.total, "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation, "schedule": plan.schedule.name, "virtual": plan.schedule.virtual,
         "stages": stages, "inputs": inputs, "sized": sized, "sample_flops": f"{flops:.6g}", "peak_flops": f"{peak:.6g}",
-        "dropout": program.random, "predicted": predicted, "optimizer": plan.optimizer,
+        "random": program.random, "predicted": predicted, "optimizer": plan.optimizer,
         "untrained": "\n".join(wrap(f"untrained = {dictionary(program.untrained)}", 4)) if program.untrained else "",
     }
 

@@ -46,7 +46,7 @@ LARGEST = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands: ``step`` steps done under ``seed`` (data and dropout follow), ``updates`` of them made, with
+    """Where training stands: ``step`` steps done under ``seed`` (data and random draws follow), ``updates`` of them made, with
     ``samples`` in all. ``loss_scale``: None where none was needed.
 
     ``aliases``: further names of tied parameters, each with the FQN it is tied to. ``data``: what the data is told by, an

@@ -18,12 +18,12 @@ from .agreement import by_flag, check_alike
 from .block import blocks_of
 from .claim import claimed
 from .data import Batches, BatchInput, Identity, check_data, made_up, make_batches
-from .dropout import DropoutStream
 from .errors import ProgramError, raise_together
 from .initialize import Step, initialize
 from .launch import Options, World, check_outputs
 from .optimizer import LearningRate, LossScale, Optimizer, Reading, clip_factor, squared_norm, sum_over_world
 from .parameters import Held, TiedParameter, held_by, require_gradients, zero_gradients
+from .random_stream import RandomStream
 from .schedule import Runner, Streams, run_step, split_batch
 from .state import StateBuffer, unchanging
 from .tied import TiedGradients, sum_partial_gradients
@@ -39,7 +39,7 @@ class Program:
     data ranks; ``microbatches`` a step on each. ``sequence``: tokens a sample. ``recipes``: initial values by FQN (None: left
     as allocated); ``decays``: weight decay by FQN; ``aliases``: further names of tied parameters. ``tied``: those with copies
     in several stages, ``stage_ranks``: the pipeline rank of every stage. ``flops``: model FLOPs of a step; ``peak_flops`` of
-    one device in a second (0: unknown). ``dropout``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
+    one device in a second (0: unknown). ``random``: stages take ``rng``. ``betas``, ``epsilon``: of AdamW. ``buffers``: the
     persistent ones; ``idle``: whole shapes of the parameters that take no part, by FQN. ``model``: tells it from others.
     """
 
@@ -59,7 +59,7 @@ class Program:
     stage_ranks: Sequence[int] = (0,)
     flops: float = 0.0
     peak_flops: float = 0.0
-    dropout: bool = False
+    random: bool = False
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     buffers: Sequence[StateBuffer] = ()
@@ -223,10 +223,10 @@ class Trainer:
             checkpoint.export(self.options.dump_gradients, self.parameters, gradients, self.program.aliases)
 
     def _streams(self) -> Streams | None:
-        if not self.program.dropout:
+        if not self.program.random:
             return None
         step, world = self.done, self.world
-        return lambda index: DropoutStream(self.seed, step, index, world.data_rank, world.tensor.rank)
+        return lambda index: RandomStream(self.seed, step, index, world.data_rank, world.tensor.rank)
 
 
 def weighed(program: Program, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
-from .dropout import DropoutStream
 from .own_gradients import own_gradients
+from .random_stream import RandomStream
 from .receives import slots_in_order, slots_of_single
 from .sends import Sends, events_of, releases
 from .stage import BATCH, ZeroStage
 from .zero import Microbatching
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
-Streams = Callable[[int], DropoutStream]
-"""The dropout stream of a micro-batch, by its index."""
+Streams = Callable[[int], RandomStream]
+"""The random stream of a micro-batch, by its index."""
 
 SINGLE = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
 MULTIPLE = {
@@ -163,6 +163,6 @@ def run_step(
 
     The loss of a micro-batch is a sum; ``scale`` (1 / global weight, times the loss scale) multiplies it for the
     backward pass. Returns the unscaled sum over this rank's micro-batches: zero on ranks without the last stage.
-    ``streams``: given where the model has dropout; stages then take ``rng``.
+    ``streams``: given where the model draws at random; stages then take ``rng``.
     """
     return runner.step(batch, scale, streams)

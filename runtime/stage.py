@@ -13,9 +13,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 
-from .dropout import DropoutStream
 from .input_part import backward_inputs
 from .own_gradients import own_gradients
+from .random_stream import RandomStream
 from .sends import Sends
 from .weight_part import backward_weights
 from .zero import Microbatching
@@ -57,10 +57,10 @@ class ZeroStage(PipelineStage):
         self.sent: Sends | None = None
         self.loss_sums: list[Tensor] = []
         self._microbatches, self._finished = 0, 0
-        self._streams: Callable[[int], DropoutStream] | None = None
+        self._streams: Callable[[int], RandomStream] | None = None
 
-    def begin_step(self, microbatches: int, streams: Callable[[int], DropoutStream] | None) -> None:
-        """Forget the last step. ``streams``: the dropout stream of each micro-batch, where the model has dropout."""
+    def begin_step(self, microbatches: int, streams: Callable[[int], RandomStream] | None) -> None:
+        """Forget the last step. ``streams``: the random stream of each micro-batch, where the model draws at random."""
         self._microbatches, self._finished, self._streams = microbatches, 0, streams
         self.loss_sums = []
 
@@ -123,7 +123,7 @@ class ZeroStage(PipelineStage):
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
         save_forward_output: bool = True,
     ) -> Any:
-        """torch's, with the micro-batch's dropout stream among the arguments; keeps the loss sum of the last stage."""
+        """torch's, with the micro-batch's random stream among the arguments; keeps the loss sum of the last stage."""
         self._let_go("F", fwd_chunk_id)
         self._ask_for_gradients(fwd_chunk_id)
         inputs = {name.removeprefix(BATCH): value for name, value in (kwargs or {}).items()}
@@ -190,7 +190,7 @@ class ZeroStage(PipelineStage):
             self.control.reduce_accumulated(last=self._finished == self._microbatches)
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
-        inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the dropout stream
+        inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the random stream
         asked = [value.requires_grad for value in inputs]  # An input that is passed on as it is asks no more after the pass.
         if backward_type == "input" and not any(self._sent_back):
             return (None,) * len(inputs), None

@@ -33,6 +33,7 @@ POINTWISE = frozenset({
     "native_dropout", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "rms_norm", "round", "rsqrt",
     "rsub", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "sub", "tanh", "to", "_to_copy",
     "type_as", "where", "zeros_like", "ones_like", "full_like", "empty_like",
+    "exponential", "rand_like", "randint_like", "randn_like",
 })
 # Reads nothing to speak of: constants made in place.
 CREATIONS = frozenset({"arange", "empty", "full", "ones", "scalar_tensor", "zeros", "sym_size"})

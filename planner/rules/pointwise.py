@@ -25,6 +25,8 @@ OTHER = frozenset({
     "__xor__", "nextafter", "ldexp",
     # constants with the shape of an operand
     "full_like", "ones_like", "zeros_like", "empty_like",
+    # random numbers with the shape of an operand
+    "exponential", "rand_like", "randint_like", "randn_like",
 })
 COPIES = frozenset({
     "neg", "negative", "positive", "clone", "contiguous", "detach", "to", "_to_copy", "alias", "lift_fresh_copy",

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
+from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
+from planner.trace.drawing import FORMS, RIGHT, drawn, undrawable
 from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
@@ -40,18 +42,21 @@ FIRST = {
     "rrelu_with_noise_functional": "rrelu",
 }
 """More results: the operation that has the first alone. (torch takes dropout apart to make a step functional.)"""
+SHAPED = frozenset({"detach", "empty_like", "full_like", "ones_like", "zeros_like"})
+"""What has its operand's shape, and none of its values for a draw: where the types are the same, that is like the operand."""
 LOOKUPS = frozenset({"embedding", "embedding_bag"})
 
 
 def canonicalise(graph: FlatGraph) -> FlatGraph:
     """Rewrite every node to its canonical form; drop those that nothing reads.
 
-    Raises ModelError for an operation that draws random numbers elsewhere than in dropout, or that is not torch's.
+    Raises ModelError for an operation that draws random numbers as no program does again, or that is not torch's.
     """
     graph = _broadcast(_first_results(graph))
     renamed: dict[str, str] = {}
     types: dict[str, TensorType] = dict(graph.inputs)
     gradients = set(graph.trainable)
+    shaped: dict[str, str] = {}
     nodes: list[Node] = []
     for original in graph.nodes:
         node = substitute(original, renamed)
@@ -63,6 +68,9 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
         for made in _canonical_without_gradient(node, types, gradients):
             carries = made.differentiable and not gradients.isdisjoint(made.operands)
             types[made.name] = made.type
+            if made.base in SHAPED and types[made.operands[0]] == made.type:
+                shaped[made.name] = shaped.get(made.operands[0], made.operands[0])
+            made = substitute(made, shaped) if made.base in NUMBERS else made
             gradients |= {made.name} if carries else set()
             nodes.append(replace(made, differentiable=carries))
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
@@ -73,8 +81,9 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
     """Raise ModelError for an operation that no plan can run, or not under every plan alike."""
     arguments = dict(node.arguments)
     if _draws(node):
-        wrong = f"{node.base} draws random numbers in forward"
-        right = "only dropout may: its masks are drawn again alike in recomputation, on every tensor rank and after a resume"
+        wrong, right = f"{node.base} draws random numbers in forward", f"draw by {RIGHT}"
+    elif node.base in FORMS and not _draws_nothing(node) and (found := undrawable(node)):
+        wrong, right = found
     elif "::" in node.base and node.base not in SYNONYMS and not node.base.startswith("prims::"):
         wrong = f"{node.base} is no operation of torch's"
         right = "the emitted program needs nothing but torch: write it in torch's own operations"
@@ -96,12 +105,16 @@ def _check(node: Node, types: Mapping[str, TensorType], where: str) -> None:
 
 
 def _draws(node: Node) -> bool:
-    """Whether it draws random numbers, other than in the dropout that programs draw again alike."""
+    """Whether it draws random numbers in none of the ways that programs repeat."""
     if node.base == "rrelu":
         return bool(node.argument("training"))
     if node.base in RECURRENT:  # Dropout between its layers, within one call.
         return bool(node.argument("train")) and node.argument("dropout") != 0 and node.argument("num_layers") != 1
-    return node.base in RANDOM or (node.base in OTHER_DROPOUTS and not _drops_nothing(node))
+    return node.base not in FORMS and (node.base in RANDOM or (node.base in OTHER_DROPOUTS and not _drops_nothing(node)))
+
+
+def _draws_nothing(node: Node) -> bool:
+    return node.base in OTHER_DROPOUTS and _drops_nothing(node)
 
 
 def _drops_nothing(node: Node) -> bool:
@@ -210,7 +223,8 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
 def _canonical_without_gradient(node: Node, types: dict[str, TensorType], gradients: set[str]) -> Iterable[Node]:
     """The canonical form; what was computed under ``no_grad`` reads detached values, so that the graph says so itself."""
     carrying = [name for name in dict.fromkeys(node.operands) if name in gradients]
-    if node.differentiable or node.op in ("detach", "getitem") or not node.type.floating or not carrying:
+    reads_none = node.base in NUMBERS | {"detach", "getitem"}
+    if node.differentiable or reads_none or not node.type.floating or not carrying:
         yield from _canonical(node, types)
         return
     detached = {name: f"{node.name}_operand_{index}" for index, name in enumerate(carrying)}
@@ -264,6 +278,8 @@ def _canonical(node: Node, types: Mapping[str, TensorType]) -> Iterable[Node]:
         rows = f"{node.name}_operand"
         yield replace(node, name=rows, op="contiguous", arguments=node.arguments[:1], types=(types[node.operands[0]],))
         yield replace(node, arguments=(("self", Ref(rows)), *node.arguments[1:]))
+    elif node.base in FORMS:
+        yield from drawn(node, types)
     elif node.base == "rrelu":
         yield replace(node, op="leaky_relu", arguments=(("self", arguments["self"]), ("negative_slope", _mean_slope(node))))
     elif node.op in OVERLOADS:

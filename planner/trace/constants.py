@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
+from planner.ir.inlining import draws
 from planner.ir.types import Ref
 from planner.trace.bounds import bounded
 from planner.trace.canonical import prune, with_arguments
@@ -47,7 +48,7 @@ class Constants:
 
     def _evaluate(self, node: Node) -> Tensor | tuple[Tensor, ...] | None:
         operands = {name: self.known[name] for name in node.operands}
-        if any(value is None for value in operands.values()):
+        if draws(node) or any(value is None for value in operands.values()):
             return None
         if any(type_.elements() > MASK_ELEMENTS for type_ in node.types):
             return None

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "bernoulli", "binomial", "cauchy",
                     "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_functional", "poisson", "random",
                     "randperm", "uniform", "native_dropout", "_sample_dirichlet", "_standard_gamma"})
-"""Operations that draw random numbers, but for dropout, which programs draw again alike."""
+"""Operations that draw random numbers, but for dropout, by the names of torch's functions or of its graphs'."""
 _ASKED = frozenset({"__bool__", "__float__", "__index__", "__int__", "item", "tolist"})
 """Functions that make a Python number of a tensor."""
 

@@ -12,6 +12,9 @@ CONSTANT = frozenset({
 AS_ANOTHER = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 """Operations that take a shape or a dtype from their second operand, and no values."""
 
+WITHOUT_GRADIENT = frozenset({"bernoulli", "normal"})
+"""Draws whose probabilities, means and deviations get a gradient of zeros."""
+
 
 def name_of(dtype: torch.dtype) -> str:
     """``float32`` of ``torch.float32``."""

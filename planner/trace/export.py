@@ -348,8 +348,10 @@ def _untraceable(
     if isinstance(error, DrawnError):
         settings = " ".join(f"--set {field}=0.0" for field in source.layer_drop) or "layerdrop=0.0 of transformers' configs"
         return ModelError(line, f"control flow or a Python number depends on random numbers{code}",
-                          "only dropout may draw, and its masks are drawn again alike in recomputation and after a resume: "
-                          f"switch off what drops layers at random ({settings})")
+                          "choose by torch.where, for every sample (torch.rand(batch, 1, 1) < 0.9), or switch off what drops "
+                          f"layers at random ({settings})")
+    if isinstance(error, SyntaxError) and "random_.from" in str(error.text):  # torch writes "from", an argument, as Python
+        return ModelError(source.where, "torch cannot trace random_(low, high)", "use torch.randint(low, high, size)")
     if type(error).__name__ == "UncapturedHigherOrderOpError":  # of torch._dynamo, which takes a second to import
         return ModelError(line, f"torch's operations that take functions (cond, scan, while_loop, map) are not supported{code}",
                           "write a loop as Python's, which a trace unrolls, and a choice as torch.where of both results")

@@ -19,12 +19,13 @@ from torch.export.graph_signature import InputKind
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.graph import BatchInput
+from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
 from planner.trace.batches import ADVICE, SAMPLES
 from planner.trace.build import BuiltModel
 from planner.trace.changes import refuse_mutation
 from planner.trace.composites import parts
-from planner.trace.dtypes import AS_ANOTHER, CONSTANT, name_of
+from planner.trace.dtypes import AS_ANOTHER, CONSTANT, WITHOUT_GRADIENT, name_of
 from planner.trace.export import BATCH, Exported
 from planner.trace.lines import source_of
 from planner.trace.loops import refuse_unknown_shapes
@@ -38,7 +39,9 @@ FEW = 16
 
 def carrying(node: Node) -> tuple[str, ...]:
     """The operands whose values the result is made of."""
-    return node.operands[:1] if node.base in AS_ANOTHER else () if node.base in CONSTANT else node.operands
+    if node.base in AS_ANOTHER:
+        return node.operands[:1]
+    return () if node.base in CONSTANT | NUMBERS | WITHOUT_GRADIENT else node.operands
 
 
 @dataclass(frozen=True)

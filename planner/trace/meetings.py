@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
+from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.trace.additive import added_up, is_additive
 from planner.trace.along import along, contracted
@@ -94,6 +95,8 @@ class _Walk:
             yield several[at] if isinstance(at, int) and at < len(several) else several[0]
         elif node.base in CONSTANT:
             yield Followed(Kind.FREE)
+        elif node.base in NUMBERS:
+            yield Followed(Kind.SAMPLES, self._order_of_drawn(node))
         elif not any(self.of(name).of_samples for name in node.operands):
             self._refuse_table(node)
             yield from (Followed(self._without_samples(node)) for _ in node.types)
@@ -103,6 +106,18 @@ class _Walk:
             self._refuse_places(node)
             kinds = self._kinds(node)
             yield from (Followed(kind, self._order(node, type_)) for kind, type_ in zip(kinds, node.types, strict=True))
+
+    def _order_of_drawn(self, node: Node) -> Order | None:
+        """Which of the numbers that a node draws are a sample's: those in its place in what they are like, or in the batch."""
+        name = node.operands[0]
+        while (maker := self.graph.by_name.get(name)) is not None and maker.base in CONSTANT and maker.operands:
+            name = maker.operands[0]
+        if self.of(name).of_samples and self.type_of(name).shape == node.type.shape:
+            return self.of(name).order
+        if batch_dims(node.type) != [0] or factor(node.type, 0) != 1:
+            wrong = f"which of the numbers that {node.base} draws are a sample's is not known"
+            raise ModelError(place(node, self.graph.where), wrong, "draw [batch, ...], or like an activation (randn_like)")
+        return PLAIN
 
     def of(self, name: str) -> Followed:
         return self.followed[name][0]

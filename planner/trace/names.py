@@ -20,6 +20,7 @@ WORDS: Mapping[str, str] = {
     "split_with_sizes": "parts", "getitem": "part", "neg": "negated", "pow": "powered", "mean": "average", "sum": "summed",
     "rsqrt": "inverse_root", "sqrt": "root", "to": "cast", "expand": "expanded", "slice": "sliced", "select": "selected",
     "unsqueeze": "widened", "squeeze": "squeezed", "arange": "positions", "conv2d": "convolved", "conv1d": "convolved",
+    "randn_like": "noise", "rand_like": "uniform", "randint_like": "numbers", "empty": "like",
     "cross_entropy_loss": "loss", "ne": "counted", "cos": "cosine", "sin": "sine", "t": "transposed",
 }
 VARIANTS = frozenset({"unsqueeze", "squeeze", "expand", "to", "contiguous"})  # keep the name of what they vary

@@ -59,5 +59,5 @@ def refuse_foreign_draws(source: ModelSource, built: BuiltModel, run: Run) -> No
             runs.append(run(anew, fresh, FEW[0], frozenset()))
         parting = difference(runs[0], runs[-1], SAME)
         if parting is not None:
-            raise parting.caused_by("what numpy or Python draws at random", "a program would have one draw in every step: "
-                                    "draw by torch's dropout, or switch off what draws (layer drop, masks of SpecAugment)")
+            raise parting.caused_by("what numpy or Python draws at random", "a program would have one draw in every "
+                                    "step: draw by torch's own functions, or switch off what draws (layer drop, SpecAugment)")

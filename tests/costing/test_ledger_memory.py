@@ -108,6 +108,11 @@ CASES = [
     # Gradients that lie in one memory, in what comes in, or over themselves are copied, by torch or behind its back.
     ("added", "fp32", Row(pipeline=2, accumulation=2, schedule="zbv")),
     wide("added", "fp32", Row(pipeline=2, accumulation=2, microbatch=2, schedule="interleaved-zero-bubble")),
+    # What is drawn at random is like a value that is there, split as it is, and drawn again in recomputation.
+    ("diffused", "bf16", Row(tensor=2, pipeline=2, sequence_parallel=True, accumulation=2, microbatch=2)),
+    wide("diffused", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    wide("diffused", "fp32", Row(tensor=2, data=2, zero=2, recompute="selective", accumulation=2, microbatch=2)),
+    wide("diffused", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full", microbatch=2)),
     ("summed", "fp64", Row(pipeline=2, accumulation=2, schedule="interleaved-zero-bubble")),
     ("summed", "fp64", Row(pipeline=2, accumulation=2, microbatch=2, schedule="zbv")),
     ("summed", "fp64", Row(pipeline=2, accumulation=4)),

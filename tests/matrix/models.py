@@ -863,3 +863,40 @@ def added(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> S
 
 def summed(layers: int = 4, width: int = 16, vocab: int = 64, seq: int = 24) -> Summed:
     return Summed((Added(width, seq) for _ in range(layers)), width, vocab)
+
+
+class Noisy(nn.Module):
+    """A layer that draws: a latent value, a soft choice, whole channels that are dropped, and whether a sample passes it by."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(width, 2 * width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, deviation = self.up(x).chunk(2, -1)
+        latent = mean + torch.randn_like(deviation) * torch.tanh(deviation)
+        chosen = nn.functional.gumbel_softmax(self.gate(x), tau=0.7)
+        stays = torch.rand(x.shape[0], 1, 1, device=x.device) < 0.8
+        made = nn.functional.dropout1d(self.down(latent * chosen).transpose(1, 2), 0.25, self.training)
+        return x + made.transpose(1, 2) * stays / 0.8
+
+
+class Diffused(Stacked):
+    """Samples are blurred by noise of a strength that is drawn for each, and the noise is taken off in the end."""
+
+    def __init__(self, layers: int, width: int, vocab: int) -> None:
+        super().__init__((Noisy(width) for _ in range(layers)), width, vocab)
+        self.strength = nn.Embedding(8, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        level = torch.randint(0, 8, (tokens.shape[0],), device=tokens.device)
+        x = self.embedding(tokens)
+        noise = torch.randn(x.shape, dtype=x.dtype, device=x.device)
+        x = x + self.strength(level)[:, None] * noise
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x - noise)
+
+
+def diffused(layers: int = 4, width: int = 16, vocab: int = 64) -> Diffused:
+    return Diffused(layers, width, vocab)

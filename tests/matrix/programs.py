@@ -17,7 +17,8 @@ from tests.matrix.test_matrix import MODELS
 from tests.matrix.workers import Outcome, Workers
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-SEQUENCE = {"gpt": 20, "llama": 24, "buffered": 20, "corners": 24, "scaled": 20, "settled": 24, "distilled": 24, "adapted": 24}
+SEQUENCE = {"gpt": 20, "llama": 24, "buffered": 20, "corners": 24, "scaled": 20, "settled": 24, "distilled": 24, "adapted": 24,
+            "diffused": 24}
 UNLAYERED = ("corners", "settled", "distilled")
 
 

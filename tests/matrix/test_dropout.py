@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 RATE = 0.1
 TRAINS = "    train(build(), options)\n"
 SPIES = '''    from pathlib import Path
-    from runtime.dropout import DropoutStream
-    plain, masks = DropoutStream.dropout, []
+    from runtime.random_stream import RandomStream
+    plain, masks = RandomStream.dropout, []
 
     def spied(stream, x, p, site, sharded):
         dropped = plain(stream, x, p, site, sharded)
@@ -31,7 +31,7 @@ SPIES = '''    from pathlib import Path
         masks.append((place, dropped != 0))
         return dropped
 
-    DropoutStream.dropout = spied
+    RandomStream.dropout = spied
     program = build()
     train(program, options)
     torch.save(masks, Path(__file__).with_name(f"masks-{program.world.rank}.pt"))

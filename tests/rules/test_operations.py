@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from planner.ir.inlining import NUMBERS
+from planner.ir.placement import REPLICATE, shard
 from planner.rules.pointwise import POINTWISE
 from planner.rules.table import RULES
 from tests.rules.nodes import Call, call, fixed, real, truths, whole_numbers
@@ -308,8 +310,18 @@ def test_every_strategy_is_the_whole_operation(name: str, degree: int) -> None:
     CASES[name]().check(degree)
 
 
+@pytest.mark.parametrize("base", sorted(NUMBERS))
+def test_draws_are_split_as_what_they_are_like(base: str) -> None:
+    """Whole on every rank, or along a dim of it; never as a part of a sum."""
+    made = call("randint_like.low_dtype", real(4, 6), 0, 3) if base == "randint_like" else call(base, real(4, 6))
+    found = made.strategies(2)
+    assert all(strategy.operands == strategy.outputs and not (strategy.forward or strategy.backward) for strategy in found)
+    assert {shard(0), shard(1), REPLICATE} <= {strategy.outputs[0] for strategy in found}
+    assert {strategy.outputs[0].state for strategy in found} <= {"replicate", "shard", "shared"}
+
+
 def test_every_rule_has_a_case() -> None:
-    without_values = {"empty", "empty_like", "new_empty", "getitem"}
+    without_values = {"empty", "empty_like", "new_empty", "getitem", *NUMBERS}
     torch.manual_seed(0)
     proved = {make().node.base for make in CASES.values()}
     assert set(RULES) - proved == without_values

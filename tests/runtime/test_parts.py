@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,14 @@ from runtime import launch
 from runtime.block import Block
 from runtime.collectives import TensorAxis
 from runtime.data import Batches, BatchInput, SyntheticTokens, TokenFile, made_up, make_batches
-from runtime.dropout import DropoutStream
 from runtime.errors import ProgramError
 from runtime.initialize import decode_constant, initialize
 from runtime.optimizer import LearningRate, LossScale, Optimizer, clip_factor
 from runtime.parameters import held_by, require_gradients
+from runtime.random_stream import RandomStream
 from runtime.schedule import split_batch, stages_of_rank
 
-STREAM = DropoutStream(seed=1, step=2, microbatch=3, data_rank=4, tensor_rank=5)
+STREAM = RandomStream(seed=1, step=2, microbatch=3, data_rank=4, tensor_rank=5)
 CPU = torch.device("cpu")
 
 
@@ -39,21 +41,42 @@ def test_masks_depend_on_the_place_alone() -> None:
         STREAM.block("layers.2").dropout(x, 0.25, site=0, sharded=False),
         STREAM.block("layers.1").dropout(x, 0.25, site=1, sharded=False),
         STREAM.block("layers.1").dropout(x, 0.25, site=0, sharded=True),
-        DropoutStream(1, 2, 4, 4, 5).block("layers.1").dropout(x, 0.25, site=0, sharded=False),
+        RandomStream(1, 2, 4, 4, 5).block("layers.1").dropout(x, 0.25, site=0, sharded=False),
     ]
     assert not any(torch.equal(here, other) for other in elsewhere)
 
 
 def test_only_sharded_sites_see_the_tensor_rank() -> None:
-    x, other = torch.ones(1000), DropoutStream(1, 2, 3, 4, 6)
+    x, other = torch.ones(1000), RandomStream(1, 2, 3, 4, 6)
     assert torch.equal(STREAM.dropout(x, 0.5, 0, sharded=False), other.dropout(x, 0.5, 0, sharded=False))
     assert not torch.equal(STREAM.dropout(x, 0.5, 0, sharded=True), other.dropout(x, 0.5, 0, sharded=True))
+
+
+@pytest.mark.parametrize(("draw", "mean", "square"), [
+    (lambda stream, like, **at: stream.normal(like, **at), 0.0, 1.0),
+    (lambda stream, like, **at: stream.uniform(like, **at), 1 / 2, 1 / 3),
+    (lambda stream, like, **at: stream.exponential(like, rate=2.0, **at), 1 / 2, 1 / 2),
+    (lambda stream, like, **at: stream.integers(like, 2, 5, **at), 3.0, 29 / 3),
+], ids=["normal", "uniform", "exponential", "integers"])
+def test_numbers_depend_on_the_place_alone(draw: Callable[..., torch.Tensor], mean: float, square: float) -> None:
+    like = torch.ones(100, 1000, dtype=torch.float64, requires_grad=True)
+    before = torch.random.get_rng_state()
+    here = draw(STREAM.block("layers.1"), like, site=0, sharded=False)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(here, draw(STREAM.block("layers.1"), like, site=0, sharded=False))
+    assert torch.equal(here, draw(replace(STREAM, tensor_rank=6).block("layers.1"), like, site=0, sharded=False))
+    others = (draw(STREAM, like, site=0, sharded=False), draw(STREAM.block("layers.1"), like, site=1, sharded=False),
+              draw(STREAM.block("layers.1"), like, site=0, sharded=True))
+    assert not any(torch.equal(here, other) for other in others)
+    assert here.shape == like.shape and here.dtype == like.dtype and not here.requires_grad
+    assert here.mean().item() == pytest.approx(mean, abs=0.02)
+    assert here.square().mean().item() == pytest.approx(square, rel=0.03)
 
 
 def test_recomputation_drops_the_same_elements() -> None:
     x = torch.randn(64, dtype=torch.float64, requires_grad=True)
 
-    def body(value: torch.Tensor, rng: DropoutStream) -> torch.Tensor:
+    def body(value: torch.Tensor, rng: RandomStream) -> torch.Tensor:
         return rng.dropout(value.sin(), 0.5, site=0, sharded=False).square()
 
     (kept,) = torch.autograd.grad(body(x, STREAM).sum(), x)

@@ -18,9 +18,9 @@ from runtime import launch
 from runtime.block import Block
 from runtime.collectives import TensorAxis
 from runtime.data import BatchInput
-from runtime.dropout import DropoutStream
 from runtime.loop import Program
 from runtime.parameters import TiedParameter
+from runtime.random_stream import RandomStream
 from runtime.schedule import make_schedule, stages_of_rank
 from runtime.stage import ZeroStage
 from runtime.zero import COMPUTE_DTYPE, MASTER_DTYPE, shard
@@ -94,7 +94,7 @@ class Embedding(Block):
         self.declare("table.weight", (VOCABULARY, WIDTH), shard=0)
         self.declare("positions", (SEQUENCE, WIDTH), partial_gradient=True)
 
-    def forward(self, input_ids: Tensor, rng: DropoutStream | None) -> Tensor:
+    def forward(self, input_ids: Tensor, rng: RandomStream | None) -> Tensor:
         tp = self.tensor
         rows = tp.reduce_scatter(tp.embedding(input_ids, self.table.weight, vocabulary=VOCABULARY), dim=1)
         x = rows + tp.slice(self.positions, dim=0, gradient="pad")
@@ -118,10 +118,10 @@ class Layer(Block):
         self.declare("up.weight", (6 * WIDTH, WIDTH), shard=0)
         self.declare("down.weight", (WIDTH, 6 * WIDTH), shard=1)
 
-    def forward(self, x: Tensor, rng: DropoutStream | None) -> Tensor:
+    def forward(self, x: Tensor, rng: RandomStream | None) -> Tensor:
         return checkpoint(self._body, x, rng, use_reentrant=False) if self.recompute else self._body(x, rng)
 
-    def _body(self, x: Tensor, rng: DropoutStream | None) -> Tensor:
+    def _body(self, x: Tensor, rng: RandomStream | None) -> Tensor:
         tp = self.tensor
         normed = F.layer_norm(x, (WIDTH,), self.norm.weight, self.norm.bias)
         fused = F.linear(tp.all_gather(normed, dim=1), self.qkv.weight, self.qkv.bias)
@@ -165,7 +165,7 @@ class Stage(nn.Module):
             self.head.share("table.weight", self.embedding, "table.weight")
 
     def forward(
-        self, *received: Tensor, input_ids: Tensor, labels: Tensor, rng: DropoutStream | None = None
+        self, *received: Tensor, input_ids: Tensor, labels: Tensor, rng: RandomStream | None = None
     ) -> Tensor:
         """The loss sum in the last stage, the hidden states in the others."""
         x = received[0] if self.embedding is None else self.embedding(input_ids, rng)
@@ -235,5 +235,5 @@ def build(toy: Toy) -> Program:
         batch=toy.batch, microbatches=toy.microbatches, sequence=SEQUENCE, precision=toy.precision, recipes=RECIPES,
         decays=DECAYS,
         tied=[TiedParameter("embedding.weight", (0, count - 1))] if count > 1 else [], stage_ranks=ranks,
-        dropout=toy.dropout, aliases={"head.weight": "embedding.weight"},
+        random=toy.dropout, aliases={"head.weight": "embedding.weight"},
     )

@@ -92,7 +92,7 @@ def build(device=None):
         batch=BATCH, microbatches=ACCUMULATION, sequence=SEQUENCE, precision=PRECISION, recipes=RECIPES,
         decays=DECAYS, aliases=ALIASES,
         tied=[TiedParameter(fqn, stages) for fqn, stages in holders.items() if len(stages) > 1], stage_ranks=owner,
-        flops=0 * BATCH, peak_flops=0, dropout=False,
+        flops=0 * BATCH, peak_flops=0, random=False,
         betas=BETAS, epsilon=EPSILON, buffers=BUFFERS, idle=IDLE, model=MODEL,
     )
 

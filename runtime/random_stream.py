@@ -1,7 +1,7 @@
-"""DropoutStream: random masks that depend on where they are applied, not on what ran before.
+"""RandomStream: random numbers and masks that depend on where they are drawn, not on what ran before.
 
-A mask is keyed by (seed, step, micro-batch, data rank, block, site) and, where the activation is split over the tensor
-axis, by the tensor rank: the same mask wherever an activation is replicated, another where it is sharded, and the same
+A draw is keyed by (seed, step, micro-batch, data rank, block, site) and, where the activation is split over the tensor
+axis, by the tensor rank: the same numbers wherever an activation is replicated, others where it is sharded, and the same
 again when a forward is repeated for recomputation.
 """
 
@@ -19,7 +19,7 @@ from .hashing import seed_of
 
 
 @dataclass(frozen=True, slots=True)
-class DropoutStream:
+class RandomStream:
     """The randomness of one micro-batch on one rank; :meth:`block` narrows it to one block."""
 
     seed: int
@@ -29,7 +29,7 @@ class DropoutStream:
     tensor_rank: int
     name: str = ""
 
-    def block(self, name: str) -> DropoutStream:
+    def block(self, name: str) -> RandomStream:
         """The stream of the block ``name``."""
         return replace(self, name=name)
 
@@ -49,6 +49,26 @@ class DropoutStream:
                 query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
                 enable_gqa=enable_gqa,
             )
+
+    def normal(self, like: Tensor, site: int, sharded: bool) -> Tensor:
+        """Numbers of mean 0 and variance 1, of the shape and dtype of ``like``."""
+        with self._seeded(like.device, site, sharded):
+            return torch.randn_like(like)
+
+    def uniform(self, like: Tensor, site: int, sharded: bool) -> Tensor:
+        """Numbers in [0, 1), of the shape and dtype of ``like``."""
+        with self._seeded(like.device, site, sharded):
+            return torch.rand_like(like)
+
+    def exponential(self, like: Tensor, site: int, sharded: bool, rate: float = 1.0) -> Tensor:
+        """Positive numbers of mean 1 / ``rate``, of the shape and dtype of ``like``."""
+        with self._seeded(like.device, site, sharded):
+            return torch.empty_like(like).exponential_(rate)
+
+    def integers(self, like: Tensor, low: int, high: int, site: int, sharded: bool) -> Tensor:
+        """Whole numbers from ``low`` up, less than ``high``, of the shape and dtype of ``like``."""
+        with self._seeded(like.device, site, sharded):
+            return torch.randint_like(like.detach(), low, high)
 
     @contextmanager
     def _seeded(self, device: torch.device, site: int, sharded: bool) -> Iterator[None]:

@@ -1,0 +1,77 @@
+"""What a model draws at random is the same under every plan that gives a rank the same samples. Float64 on gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.matrix.build import Row, label
+from tests.matrix.programs import emitted, losses, small_graph
+from tests.matrix.reference import worst_gradient
+from tests.matrix.workers import Workers
+from tests.wide import wide
+
+pytestmark = pytest.mark.slow
+FIRST = Row(data=2, accumulation=2, microbatch=2)
+
+
+@pytest.fixture(scope="module")
+def first(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of three steps, and the gradients of the first."""
+    folder = tmp_path_factory.mktemp("first")
+    program = emitted(small_graph("diffused"), FIRST, folder / "program")
+    return losses(program.train(workers, 3, "--dump-gradients", str(folder / "first.pt"))), torch.load(folder / "first.pt")
+
+
+@pytest.mark.parametrize("row", [
+    Row(data=2, pipeline=2, accumulation=2, microbatch=2, recompute="full"),
+    wide(Row(data=2, pipeline=2, schedule="interleaved-zero-bubble", accumulation=2, microbatch=2)),
+    wide(Row(data=2, zero=2, accumulation=2, microbatch=2, recompute="mixed")),
+], ids=label)
+def test_numbers_do_not_depend_on_the_plan(
+    workers: Workers, first: tuple[list[float], dict[str, torch.Tensor]], row: Row, tmp_path: Path
+) -> None:
+    """The first stage and the last draw the same noise."""
+    program = emitted(small_graph("diffused"), row, tmp_path / "program")
+    found = losses(program.train(workers, 3, "--dump-gradients", str(tmp_path / "gradients.pt")))
+    assert found == pytest.approx(first[0], rel=1e-10)
+    assert worst_gradient(torch.load(tmp_path / "gradients.pt"), first[1])[1] <= 1
+
+
+DETERMINED = '''    from runtime.random_stream import RandomStream
+
+    def determined(plain):
+        def draw(stream, like, **named):
+            if stream.name.startswith("make") or like.shape[-1] == 1:  # whole, or like what holds no numbers
+                return plain(stream, like, **named) if not named["sharded"] else torch.zeros_like(like)
+            return 0.01 + 0.98 * like.detach().cos().square()
+        return draw
+
+    RandomStream.normal, RandomStream.uniform = determined(RandomStream.normal), determined(RandomStream.uniform)
+    RandomStream.exponential = determined(RandomStream.exponential)
+    train(build(), options)
+'''
+"""In place of random numbers like an activation, numbers that follow from it: those of a part are a part of the whole's."""
+
+
+def test_tensor_ranks_draw_what_their_parts_are_like(workers: Workers, tmp_path: Path) -> None:
+    found = []
+    for row in (FIRST, Row(data=2, tensor=2, sequence_parallel=True, accumulation=2, microbatch=2, recompute="selective")):
+        program = emitted(small_graph("diffused"), row, tmp_path / row.label)
+        program.edit("train.py", "    train(build(), options)\n", DETERMINED)
+        gradients = tmp_path / f"{row.label}.pt"
+        found.append((losses(program.train(workers, 3, "--dump-gradients", str(gradients))), torch.load(gradients)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-10)
+    assert worst_gradient(found[1][1], found[0][1])[1] <= 1
+
+
+def test_a_resumed_run_draws_on(
+    workers: Workers, first: tuple[list[float], dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    program = emitted(small_graph("diffused"), FIRST, tmp_path / "program")
+    kept = str(tmp_path / "kept")
+    begun = losses(program.train(workers, 1, "--checkpoint", kept))
+    assert begun + losses(program.train(workers, 3, "--checkpoint", kept)) == pytest.approx(first[0], rel=1e-12)
+    assert len(set(first[0])) == 3
