@@ -219,17 +219,18 @@ def ordered(body: Body, regions: Sequence[tuple[str, ...]]) -> tuple[tuple[str, 
 
 
 def lower_body(
-    body: Body, placement: BodyPlacement, batch: int, outside: frozenset[str], regions: Sequence[tuple[str, ...]]
+    body: Body, placement: BodyPlacement, batch: int, outside: frozenset[str], regions: Sequence[tuple[str, ...]],
+    sites: Mapping[str, int] | None = None,
 ) -> tuple[Function, tuple[Function, ...]]:
     """The forward function of a body, and one function per region that is recomputed.
 
     ``outside``: inputs that come replicated from the context or the batch, whatever the body wants of them. ``batch``:
-    samples of one call, for the sizes in comments.
+    samples of one call, for the sizes in comments. ``sites``: of the body that this one is a part of.
     """
     strategies = {item.node: item.strategy for item in placement.nodes}
     used = {value.name.split(".")[0] for value in (*body.parameters, *body.buffers)}
     members = OF_BLOCKS | {path.split(".")[0] for path in attributes_of(body).values()}
-    builder = Builder(body, placement.degree, batch, strategies, random_sites(body), used)
+    builder = Builder(body, placement.degree, batch, strategies, random_sites(body) if sites is None else sites, used)
     inputs = tuple(
         builder.define(value.name, REPLICATE if value.name in outside else lies)
         for value, lies in zip(body.inputs, placement.inputs, strict=True)

@@ -246,7 +246,7 @@ def _context_call(call: ContextCall, program: Program) -> list[str]:
 
 def _context_arguments(call: ContextCall, program: Program) -> list[str]:
     device = f"{(call.arguments or (program.batch[0].variable,))[0]}.device"
-    stream = [f'rng.block("{call.function}")'] if call.random else []
+    stream = ['rng.block("context")'] if call.random else []
     return [*call.arguments, *(f'constant("{key}", {device})' for _, key in call.constants), *stream]
 
 
@@ -270,5 +270,6 @@ def _weigh(program: Program) -> list[str]:
     said, returned = "Weight of all terms of one micro-batch's loss.", f"({call},)"
     if len(given) < len(program.batch):
         said, returned = "Samples of one micro-batch, and the weights of its loss's averages.", call
-    return [f"def weigh({', '.join(argument.variable for argument in given)}):", f'    """{said}"""',
+    names = [*(argument.variable for argument in given), *(["rng=None"] if program.random else [])]
+    return [f"def weigh({', '.join(names)}):", f'    """{said}"""',
             *wrap(f"return {returned}", 4)]

@@ -211,8 +211,8 @@ class Program:
 
     @property
     def random(self) -> bool:
-        """Whether anything in it draws random masks."""
-        return any(run.random for run in self.runs) or any(call.random for call in self.calls)
+        """Whether anything in it draws at random."""
+        return any(run.random for run in self.runs) or any(call.random for call in (*self.calls, self.weight))
 
 
 __all__ = [

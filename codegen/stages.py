@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.bodies import lower_body
+from codegen.bodies import lower_body, random_sites
 from codegen.members import OF_UNITS
 from codegen.naming import unique
 from codegen.program import ContextCall, Cut, Function, Run
@@ -123,7 +123,8 @@ def lower_context(
 def _slice(
     graph: ModelGraph, outputs: Sequence[str], batch: int, variable: Mapping[str, str], used: set[str]
 ) -> tuple[Function, ContextCall]:
-    """The part of the context that some outputs need, as a function of batch inputs and constants."""
+    """The part of the context that some outputs need, as a function of batch inputs and constants. What two parts draw is the
+    same, for it has one site."""
     body = graph.context.part(outputs)
     nodes, inputs, buffers = body.nodes, body.inputs, body.buffers
     if not inputs and (not buffers or any(_counts_batch(argument) for node in nodes for _, argument in node.arguments)):
@@ -137,7 +138,7 @@ def _slice(
         (REPLICATE,) * len(outputs),
     )
     name = unique(f"make_{'_and_'.join(outputs)}" if len(outputs) < 4 else f"make_{outputs[0]}_and_more", used)
-    function = replace(lower_body(whole, placement, batch, frozenset(), ())[0], name=name)
+    function = replace(lower_body(whole, placement, batch, frozenset(), (), random_sites(graph.context))[0], name=name)
     arguments = tuple(variable[value.name] for value in inputs)
     constants = tuple((renames[value.name], value.name) for value in buffers)
     return function, ContextCall(name, arguments, constants, (), (), function.random)

@@ -122,9 +122,10 @@ class Trainer:
         """Forward and backward of the next step: mean loss (NaN where a rank has failed), gradient norm and total weight;
         float64 on the device."""
         batch = self._batch()
-        weight, batch = weighed(self.program, batch)
+        streams = self._streams()
+        weight, batch = weighed(self.program, batch, streams)
         scale = torch.where(weight > 0, self.loss_scale.value / weight.clamp(min=1e-30), 0.0)
-        loss_sum = run_step(self.program.runner, batch, scale, self._streams())
+        loss_sum = run_step(self.program.runner, batch, scale, streams)
         self.tied.complete(self.parameters)
         if not self._begun:
             require_gradients(self.parameters)  # Before others wait for this rank's: one that raises ends all.
@@ -229,11 +230,14 @@ class Trainer:
         return lambda index: RandomStream(self.seed, step, index, world.data_rank, world.tensor.rank)
 
 
-def weighed(program: Program, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def weighed(program: Program, batch: Mapping[str, Tensor], streams: Streams | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """The weight of all terms of a step, 0-dim float: over the micro-batches, then an all-reduce over the data axis; and the
     batch. Where the loss adds averages over other weights, the weight is the number of samples, and the batch tells the stages
     what each average's sum is scaled by: its share, that weight over its own."""
-    parts = [program.weigh(**chunk) for chunk in split_batch(batch, program.microbatches)]
+    parts = []
+    for index, chunk in enumerate(split_batch(batch, program.microbatches)):
+        extra = {} if streams is None else {"rng": streams(index)}
+        parts.append(program.weigh(**chunk, **extra))
     weights = torch.stack([torch.stack([one.double() for one in part]) for part in parts]).sum(0)
     dist.all_reduce(weights, group=program.world.data_group)
     shares = [entry for entry in program.inputs if entry.role == "share"]

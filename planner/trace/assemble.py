@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from planner.ir.body import Body, BodyValue
 from planner.ir.errors import ModelError
 from planner.ir.graph import Block, ModelGraph
-from planner.ir.inlining import draws
 from planner.ir.types import Argument, Ref, exact
 from planner.trace.blocks import Segment
 from planner.trace.bounds import bounded
 from planner.trace.buffers import unknown_buffers, values_of_buffers
 from planner.trace.build import BuiltModel
 from planner.trace.canonical import substitute
-from planner.trace.flat import FlatGraph, place
+from planner.trace.flat import FlatGraph
 from planner.trace.names import RESERVED, attribute_path, name_values, unique_path, unnumbered
 from planner.trace.packing import packed
 
@@ -40,7 +39,6 @@ def assemble(name: str, graph: FlatGraph, segments: Sequence[Segment], built: Bu
     names = _Names(graph, all_ends)
     context = packed(_context(graph, names), turned=True)
     names.give(names.context_outputs, context.outputs)
-    _refuse_drawn(graph.where, context, [names.of[name] for name in (weight, *others)])
     bodies: dict[object, Body] = {}
     blocks: list[Block] = []
     for index, (segment, ends) in enumerate(zip(segments, all_ends, strict=True)):
@@ -170,15 +168,6 @@ def _context(graph: FlatGraph, names: _Names) -> Body:
         nodes=tuple(replace(substitute(node, renamed), name=renamed[node.name]) for node in nodes),
         outputs=tuple(names.context[name] for name in names.context_outputs),
     )
-
-
-def _refuse_drawn(where: str, context: Body, weights: Sequence[str]) -> None:
-    """Raise ModelError where terms are weighed by random numbers: a step's are weighed before any is drawn."""
-    behind = context.origins(weights)
-    for node in context.nodes:
-        if node.name in behind and draws(node):
-            raise ModelError(place(node, where), "the loss is divided by what is drawn at random here",
-                             "divide by a number that the batch decides, or draw in the data: masks are a batch's inputs")
 
 
 def _body_key(graph: FlatGraph, segment: Segment, ends: _Ends) -> object:

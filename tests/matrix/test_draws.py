@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.trace import load_model, trace_model
 from tests.matrix.build import Row, label
 from tests.matrix.programs import emitted, losses, small_graph
 from tests.matrix.reference import worst_gradient
@@ -44,7 +45,7 @@ DETERMINED = '''    from runtime.random_stream import RandomStream
 
     def determined(plain):
         def draw(stream, like, **named):
-            if stream.name.startswith("make") or like.shape[-1] == 1:  # whole, or like what holds no numbers
+            if stream.name == "context" or like.shape[-1] == 1:  # whole, or like what holds no numbers
                 return plain(stream, like, **named) if not named["sharded"] else torch.zeros_like(like)
             return 0.01 + 0.98 * like.detach().cos().square()
         return draw
@@ -65,6 +66,42 @@ def test_tensor_ranks_draw_what_their_parts_are_like(workers: Workers, tmp_path:
         found.append((losses(program.train(workers, 3, "--dump-gradients", str(gradients))), torch.load(gradients)))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-10)
     assert worst_gradient(found[1][1], found[0][1])[1] <= 1
+
+
+MASKED = """
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+    def forward(self, x):
+        mask = (torch.rand(x.shape[0], 5) < 0.3).to(x.dtype)
+        for layer in self.layers:
+            x = torch.tanh(layer(x + mask[..., None]))
+        return x, mask
+
+def example_inputs(batch, seq):
+    return {"x": torch.randn(batch, 5, 8)}
+
+def loss(outputs, batch):
+    given, mask = outputs
+    return ((given.sum(-1) - given.sum(-1).detach() + 1) * mask).sum() / mask.sum()
+"""
+
+
+@pytest.mark.parametrize("row", [
+    Row(data=2, pipeline=2, accumulation=3, microbatch=2), wide(Row(data=2, tensor=2, accumulation=2, microbatch=2)),
+], ids=label)
+def test_a_loss_is_divided_by_the_masks_that_it_draws(workers: Workers, row: Row, tmp_path: Path) -> None:
+    """Every term is 1: so is their mean, where those that are counted before the step are those of the step."""
+    (tmp_path / "masked.py").write_text(MASKED)
+    graph = trace_model(load_model(f"{tmp_path / 'masked.py'}:Masked", {}, None), dtype="float64")
+    gradients = tmp_path / "gradients.pt"
+    program = emitted(graph, row, tmp_path / "program")
+    assert losses(program.train(workers, 3, "--dump-gradients", str(gradients))) == pytest.approx([1.0] * 3, rel=1e-12)
+    assert all(bool(gradient.any()) for gradient in torch.load(gradients).values())
 
 
 def test_a_resumed_run_draws_on(

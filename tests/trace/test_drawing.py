@@ -135,13 +135,21 @@ def test_what_a_layer_draws_stays_with_it(tmp_path: Path) -> None:
     ("h + torch.empty_like(h).random_()", SQUARES, "random draws random numbers in a way that no program repeats"),
     ("h + torch.empty_like(h).random_(2, 6)", SQUARES, r"torch cannot trace random_\(low, high\); use"),
     ("F.alpha_dropout(h, 0.1, True)", SQUARES, "alpha_dropout draws random numbers in forward; draw by dropout, dropout2d"),
-    ("h, torch.rand_like(x) < 0.2",
-     "((outputs[0] - batch['y']).square() * outputs[1]).sum() / outputs[1].sum()",
-     "the loss is divided by what is drawn at random here; divide by a number that the batch decides"),
 ])
 def test_what_no_program_repeats_is_refused(tmp_path: Path, forward: str, loss: str, said: str) -> None:
     with pytest.raises(ModelError, match=rf"drawing\.py.*{said}"):
         trace_model(source(tmp_path, forward, loss), dtype="float32")
+
+
+def test_a_loss_may_be_divided_by_what_is_drawn(tmp_path: Path) -> None:
+    """Masks, as masked language models draw them: the terms' weight counts those of the loss."""
+    loss = "(outputs[0] * 0 + 3 * outputs[1]).sum() / outputs[1].sum()"
+    graph = trace_model(source(tmp_path, "h, (torch.rand_like(x) < 0.2).to(h.dtype)", loss), dtype="float64")
+    assert drawn(graph) == ["rand_like"]
+    parameters = {"a.weight": torch.zeros(8, 8, dtype=torch.float64), "a.bias": torch.zeros(8, dtype=torch.float64)}
+    total, weight = run(graph, parameters, {name: torch.zeros(40, 16, 8, dtype=torch.float64) for name in ("x", "y")})
+    assert 0.15 < weight.item() / (40 * 16 * 8) < 0.25
+    assert total.item() == pytest.approx(3 * weight.item(), rel=1e-12)
 
 
 def test_rows_of_an_activation_may_be_drawn_like(tmp_path: Path) -> None:
