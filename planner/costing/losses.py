@@ -13,11 +13,6 @@ AT_ONCE = 2**25
 """``AT_ONCE`` of runtime/vocabulary.py."""
 
 
-def is_composed(tape: Tape, step: Step) -> bool:
-    """Whether :func:`cross_entropy` knows the parts: not where classes have weights beside smoothing or soft targets."""
-    return _said(step, "weight") is None or (_has_labels(tape, step) and not _said(step, "label_smoothing"))
-
-
 def _said(step: Step, argument: str) -> Argument:
     return None if step.node is None else step.node.argument(argument)
 
@@ -62,11 +57,11 @@ def _with_likelihoods(tape: Tape, step: Step, likely: str, need: int | None, wei
     target, size = step.operands[1], _size(tape, step)
     smoothing = bool(_said(step, "label_smoothing"))
     if not _has_labels(tape, step):
-        return _expected_loss(tape, step, likely, need, smoothing)
+        return _expected_loss(tape, step, likely, need, smoothing, weights or step.operands[2:])
     keeps = [*(value for value in step.kept if tape.local.root.get(target) == value or value != likely), *weights]
     made = sum(2 * tape.bytes_of(value) for value in step.operands[2:]) if weights else 0
     if smoothing:
-        return _smoothed_loss(tape, step, likely, need, keeps)
+        return _smoothed_loss(tape, step, likely, need, keeps, weights or step.operands[2:])
     tape.add(
         [(likely, need), *((operand, None) for operand in step.operands[1:])], tape.outputs_of(step),
         keeps if need else [], extra=max(0, step.extra_bytes - size - made),
@@ -74,8 +69,10 @@ def _with_likelihoods(tape: Tape, step: Step, likely: str, need: int | None, wei
     return None
 
 
-def _expected_loss(tape: Tape, step: Step, likely: str, need: int | None, smoothing: bool) -> None:
-    """``-(log_softmax * target).sum()``; the target is moved towards even probabilities first."""
+def _expected_loss(
+    tape: Tape, step: Step, likely: str, need: int | None, smoothing: bool, weights: Sequence[str]
+) -> None:
+    """``-(log_softmax * target * weight).sum()``; the target is moved towards even probabilities first."""
     target, size, made = step.operands[1], _size(tape, step), tape.bytes_of(step.outputs[0])
     if smoothing:
         scaled, smoothed = tape.name("scaled"), tape.name("smoothed")
@@ -84,12 +81,25 @@ def _expected_loss(tape: Tape, step: Step, likely: str, need: int | None, smooth
         target = smoothed
     product, summed = tape.name("product"), tape.name("summed")
     tape.add([(likely, need), (target, None)], [(product, size)], [target] if need else [])
-    tape.add([(product, PART if need else None)], [(summed, made)])
     own = [(value, None) for value in (product, target, likely)]  # An expression's parts live until it is over, as variables.
+    product = _weighed(tape, product, size, need, weights)
+    tape.add([(product, PART if need else None)], [(summed, made)])
+    own.append((product, None))
     tape.add([(summed, made if need else None), *own], tape.outputs_of(step))
 
 
-def _smoothed_loss(tape: Tape, step: Step, likely: str, need: int | None, keeps: Sequence[str]) -> None:
+def _weighed(tape: Tape, value: str, size: int, need: int | None, weights: Sequence[str]) -> str:
+    """The product of a value of the logits' size and the weights of the classes; the value where they have none."""
+    if not weights:
+        return value
+    product = tape.name("weighed")
+    tape.add([(value, size if need else None), (weights[0], None)], [(product, size)], list(weights) if need else [])
+    return product
+
+
+def _smoothed_loss(
+    tape: Tape, step: Step, likely: str, need: int | None, keeps: Sequence[str], weights: Sequence[str]
+) -> None:
     """``(1 - s) * nll_loss + s / classes * sum`` of all that is not ignored; both parts give the logits a gradient."""
     item, made = _item(tape, step), tape.bytes_of(step.outputs[0])
     count = tape.local.layouts[step.operands[1]].elements
@@ -97,8 +107,9 @@ def _smoothed_loss(tape: Tape, step: Step, likely: str, need: int | None, keeps:
     names = ("likelihood", "summed", "negated", "ignored", "reduced", "first", "second")
     likelihood, summed, negated, ignored, reduced, first, second = map(tape.name, names)
     tape.add([(likely, need), (step.operands[1], None)], [(likelihood, made)], keeps if need else [], extra=item)
-    tape.add([(likely, PART if need else None)], [(summed, rows)])
-    tape.add([(summed, rows if need else None)], [(negated, rows)])
+    even = _weighed(tape, likely, _size(tape, step), need, weights)
+    tape.add([(even, PART if need else None)], [(summed, rows)])
+    tape.add([(summed, rows if need else None), *([(even, None)] if weights else [])], [(negated, rows)])
     tape.add([(step.operands[1], None)], [(ignored, count)])
     filled = tape.name("filled")
     tape.add([(negated, rows if need else None), (ignored, None)], [(filled, None)], [ignored] if need else [])

@@ -15,7 +15,7 @@ from math import prod
 
 from planner.costing.attention import ComposedAttention
 from planner.costing.local import LocalBody, Step
-from planner.costing.losses import cross_entropy, half_loss, is_composed, vocabulary_loss
+from planner.costing.losses import cross_entropy, half_loss, vocabulary_loss
 from planner.costing.norms import composed_rms_norm, cosine_similarity
 from planner.costing.products import is_turned, passing_copies, turned_product
 from planner.costing.softmax import SOFTMAXES, split_softmax
@@ -339,14 +339,6 @@ def _recurrent(tape: Tape, step: Step) -> None:
     _single(tape, step, passing=stepping_bytes(call) + step.extra_bytes, inner=all_gates(call))
 
 
-def _loss(tape: Tape, step: Step) -> None:
-    """Weights of classes beside other targets than labels are taken to be one operation."""
-    if is_composed(tape, step):
-        cross_entropy(tape, step)
-    else:
-        _single(tape, step)
-
-
 def _vocabulary_embedding(tape: Tape, step: Step) -> None:
     """``TensorAxis.embedding``: local ids and a mask, a lookup, and zeros where another rank owns the row."""
     weight = step.operands[0]
@@ -410,8 +402,8 @@ def _copies(kind: str, before: int, after: int, inner: bool) -> int:
 
 _EXPANSIONS: dict[str, Callable[[Tape, Step], None]] = {
     "conversion": _conversion, "cosine_similarity": cosine_similarity, "einsum": _einsum, "group_norm": _group_norm,
-    "half_loss": half_loss, "loss": _loss, "matmul": _matmul, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention,
-    "split_softmax": split_softmax, "vocabulary_embedding": _vocabulary_embedding, "vocabulary_loss": vocabulary_loss,
-    "where": _where,
+    "half_loss": half_loss, "loss": cross_entropy, "matmul": _matmul, "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": _attention, "split_softmax": split_softmax, "vocabulary_embedding": _vocabulary_embedding,
+    "vocabulary_loss": vocabulary_loss, "where": _where,
     **dict.fromkeys(FOURIER, _fourier), **dict.fromkeys(RECURRENT, _recurrent),
 }

@@ -343,13 +343,14 @@ def _cross_entropy(call: Call) -> Saved:
     logits, target = call.operands[:2]
     item = DTYPE_BYTES[logits.dtype if sums_half_logits(call.node) else _accumulate(logits.dtype)]
     size = logits.elements * item
-    if target.dtype not in ("int64", "int32", "uint8"):
-        smoothed = bool(call.arguments.get("label_smoothing"))
-        return Saved(() if smoothed else (1,), (), size + (target.size_bytes if smoothed else 0))
     weights = range(2, len(call.operands))
     cast = sum(call.operands[at].elements * item for at in weights) if logits.dtype in HALF else 0
+    held = () if cast else tuple(weights)
+    if target.dtype not in ("int64", "int32", "uint8"):
+        smoothed = bool(call.arguments.get("label_smoothing"))
+        return Saved(held if smoothed else (1, *held), (), size + cast + (target.size_bytes if smoothed else 0))
     smoothing = target.elements if call.arguments.get("label_smoothing") else 0
-    return Saved((1, *weights) if not cast else (1,), (), size + item + smoothing + cast)
+    return Saved((1, *held), (), size + item + smoothing + cast)
 
 
 def _negative_likelihood(call: Call) -> Saved:

@@ -155,8 +155,6 @@ class _Separator:
         assert isinstance(target, Ref)
         if arguments["reduction"] != MEAN:
             raise self._refuse(node, "it is reduced in no known way")
-        if arguments["weight"] is not None:
-            raise self._refuse(node, "its mean is weighted by class")
         if self.graph.type_of(target.name).floating:
             logits = arguments["self"]
             assert isinstance(logits, Ref)
@@ -165,8 +163,24 @@ class _Separator:
         labels = self.graph.type_of(target.name)
         counted = self._add("counted", "ne.Scalar", (("self", target), ("other", arguments["ignore_index"])),
                             TensorType(labels.shape, "bool"), node)
-        weight = self._add("weight", "sum", (("self", Ref(counted)), ("dtype", None)), SCALAR_INT, node)
+        weights, type_ = counted, SCALAR_INT
+        if isinstance(arguments["weight"], Ref):
+            weights = self._by_class(arguments["weight"].name, target.name, counted, node)
+            type_ = replace(type_, dtype=self._node(weights).type.dtype)
+        weight = self._add("weight", "sum", (("self", Ref(weights)), ("dtype", None)), type_, node)
         return self._again(node, reduction=SUM), weight
+
+    def _by_class(self, classes: str, target: str, counted: str, node: Node) -> str:
+        """The weight of every label's class, by which torch divides what classes have weights for; none of what is ignored,
+        which may be no class."""
+        labels = replace(self.graph.type_of(target), dtype="int64")
+        if self.graph.type_of(target) != labels:  # bytes would be a mask
+            cast = (("self", Ref(target)), ("dtype", Dtype("int64")), ("non_blocking", False), ("copy", False))
+            target = self._add("labels", "to.dtype", cast, labels, node)
+        row = self._add("class", "mul.Tensor", (("self", Ref(target)), ("other", Ref(counted))), labels, node)
+        type_ = replace(labels, dtype=self.graph.type_of(classes).dtype)
+        found = self._add("class_weight", "index.Tensor", (("self", Ref(classes)), ("indices", (Ref(row),))), type_, node)
+        return self._add("weighed", "mul.Tensor", (("self", Ref(found)), ("other", Ref(counted))), type_, node)
 
     def _whole(self, node: Node, arguments: dict[str, Argument]) -> tuple[Argument, ...]:
         first, second = (self.graph.type_of(name).shape for name in node.operands[:2])
@@ -387,7 +401,7 @@ class _Separator:
         differentiable: bool = False,
     ) -> str:
         unique = self._unique(name)
-        self.added.append(Node(unique, op, arguments, (type_,), origin.module, None, differentiable))
+        self.added.append(Node(unique, op, arguments, (type_,), origin.module, origin.source, differentiable))
         return unique
 
     def _unique(self, name: str) -> str:

@@ -290,13 +290,16 @@ def test_logits_that_rule(server: Server, name: str, precision: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "row"), [
-    ("fp32", Row(data=2, zero=3, recompute="full", accumulation=2, microbatch=3)), wide("fp64", Row(accumulation=2)),
-    wide("bf16", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+@pytest.mark.parametrize(("loss", "precision", "row"), [
+    ("several", "fp32", Row(data=2, zero=3, recompute="full", accumulation=2, microbatch=3)),
+    wide("several", "fp64", Row(accumulation=2)),
+    wide("several", "bf16", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
+    ("by_class", "fp32", Row(tensor=2, accumulation=2, microbatch=3)),
+    wide("by_class", "fp64", Row(pipeline=2, data=2, accumulation=4, microbatch=2)),
 ], ids=label)
-def test_averages_that_a_loss_adds(server: Server, precision: str, row: Row, tmp_path: Path) -> None:
+def test_averages_that_a_loss_adds(server: Server, loss: str, precision: str, row: Row, tmp_path: Path) -> None:
     """Each is scaled by a share, which is an input of the batch, and a weight of the step's all-reduce."""
-    source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=regression.several)
+    source = replace(load_model(f"{regression.__file__}:regression", {}, None), loss=getattr(regression, loss))
     graph = trace_model(source, dtype=DTYPES[precision])
     assert len(graph.shares) == 2
     compare(server, graph, precision, row, tmp_path)

@@ -50,6 +50,23 @@ def stacked(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) ->
     return ((-uncertain).exp() * both + uncertain).sum() + (found.abs() * there).sum() / there.sum() + penalty
 
 
+CLASSES = torch.linspace(0.25, 3, 18, dtype=torch.float64)
+
+
+def by_class(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Classes of unequal weights, at places of which some are ignored, and of a sample."""
+    labels, weights = batch["target"].argmax(-1), CLASSES.to(outputs.dtype)
+    places = nn.functional.cross_entropy(outputs.mT, labels, weight=weights, ignore_index=3)
+    return places + nn.functional.nll_loss(outputs[:, 0].log_softmax(-1), labels[:, 0], weight=weights)
+
+
+def weighed_classes(outputs: tuple[Tensor, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """One such average, smoothed, by weights that the model keeps: the program divides by its weight."""
+    found, weights = outputs
+    criterion = nn.CrossEntropyLoss(weight=weights, ignore_index=3, label_smoothing=0.1)
+    return criterion(found.flatten(0, 1), batch["target"].argmax(-1).flatten())
+
+
 class _Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -87,3 +104,17 @@ class _Weighed(_Regression):
 def weighed_regression(layers: int = 4) -> nn.Module:
     """The same, which returns learned weights and a penalty besides."""
     return _Weighed(layers)
+
+
+class _Classes(_Regression):
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.register_buffer("classes", CLASSES.to(torch.get_default_dtype()))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(features), self.classes
+
+
+def classifier(layers: int = 4) -> nn.Module:
+    """The same, which returns weights of its classes besides."""
+    return _Classes(layers)

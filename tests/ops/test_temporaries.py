@@ -94,9 +94,9 @@ LOSSES = [
       for base, extra in (("binary_cross_entropy", (("weight", None),)), ("soft_margin_loss", ()), ("mse_loss", ()),
                           ("huber_loss", (("delta", 1.0),)), ("smooth_l1_loss", (("beta", 1.0),)))
       for how in (0, 2)),
-    *(("cross_entropy_loss", (("self", Ref("a")), ("target", Ref(target)), ("weight", None), ("reduction", how),
+    *(("cross_entropy_loss", (("self", Ref("a")), ("target", Ref(target)), ("weight", weight), ("reduction", how),
                               ("ignore_index", -100), ("label_smoothing", smoothing)))
-      for target in ("t", "l") for how in (0, 2) for smoothing in (0.0, MOVED)),
+      for target in ("t", "l") for how in (0, 2) for smoothing in (0.0, MOVED) for weight in (None, Ref("p"))),
     *(("cosine_similarity", (("x1", Ref("a")), ("x2", Ref(other)), ("dim", dim), ("eps", 1e-8)))
       for other in ("t", "b", "p") for dim in (0, 1)),
 ]
@@ -380,7 +380,8 @@ def test_einsum(equation: str, dtype: str) -> None:
 
 COMPOSED = [
     (0, 0.0, "l", None), (0, 0.0, "l", "p"), (2, 0.0, "l", "p"), (0, MOVED, "l", None), (2, MOVED, "l", None),
-    (0, 0.0, "t", None), (0, MOVED, "t", None), (2, MOVED, "t", None),
+    (0, 0.0, "t", None), (0, MOVED, "t", None), (2, MOVED, "t", None), (0, 0.0, "t", "p"), (2, MOVED, "t", "p"),
+    (0, MOVED, "l", "p"), (2, MOVED, "l", "p"),
 ]
 
 

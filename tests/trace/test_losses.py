@@ -41,6 +41,12 @@ MASKED = (
     "return F.cross_entropy(outputs, batch['labels'])",
     "return F.cross_entropy(outputs, batch['labels'], label_smoothing=0.1)",
     "return F.nll_loss(outputs.log_softmax(-1), batch['labels'])",
+    "return F.cross_entropy(outputs, batch['labels'], weight=torch.linspace(0.5, 2, 5))",
+    "return torch.nn.CrossEntropyLoss(torch.arange(5.0), label_smoothing=0.1)(outputs, batch['labels'])",
+    "return F.nll_loss(outputs.log_softmax(-1), batch['labels'], weight=torch.linspace(0.5, 2, 5))",
+    "return F.cross_entropy(outputs, batch['target'].softmax(-1), weight=torch.linspace(0.5, 2, 5), label_smoothing=0.1)",
+    "w = torch.linspace(0.5, 2, 5); t = batch['target'] > 0; return F.binary_cross_entropy_with_logits("
+    "outputs, t.float(), weight=batch['scale'][:, None], pos_weight=w)",
     "return F.mse_loss(outputs, batch['target'])",
     "return ((outputs - batch['target']) ** 2).mean()",
     "return 0.5 * F.mse_loss(outputs, batch['target'])",
@@ -178,6 +184,8 @@ SOME = "m = batch['scale'] > 0.3; "
     ("w = batch['scale']; return (y[:, 0] * w).sum() / w.sum() + y.square().sum(1).mean()", 1),
     ("return torch.exp(-s[0]) * F.cross_entropy(y, k) + s[0] + torch.exp(-s[1]) * F.mse_loss(y, t) + s[1] + penalty", 1),
     ("return torch.rsub(F.cross_entropy(y, k), F.l1_loss(y, t), alpha=2)", 1),
+    ("c = torch.arange(1, 6).to(y.dtype); return F.cross_entropy(y, k, c) + F.nll_loss(y + t, k, c) + F.mse_loss(y, t)", 1),
+    ("c = torch.arange(1, 6).to(y.dtype); return F.cross_entropy(y, k, c) + F.cross_entropy(y, k)", 2),
     ("return F.mse_loss(y, t) + 0.1 * (F.cross_entropy(y, k) + F.l1_loss(y, t))", 1),
     ("return F.mse_loss(y, t) + torch.stack([F.cross_entropy(y, k), F.cross_entropy(y + t, k * 0)]).mean()", 2),
 ])
@@ -275,7 +283,8 @@ def test_what_is_added_to_an_average_that_is_kept_a_number(model_file: Callable[
      r"py:10: the shape of what getitem returns depends on values; .*multiply by the mask, and divide by its sum"),
     ("return (outputs.masked_select(outputs > 0) ** 2).mean()", "py:10: the shape of what masked_select"),
     ("return outputs.sum(), outputs.sum()", "weight depends on parameters"),
-    ("return F.cross_entropy(outputs, batch['labels'], weight=torch.rand(5))", "random|weighted by class"),
+    ("return F.cross_entropy(outputs, batch['labels'], weight=torch.rand(5))", "random"),
+    ("return F.cross_entropy(outputs, batch['labels'], weight=batch['target'].mean(0).exp())", "py:10: .*reads a statistic"),
 ])
 def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
