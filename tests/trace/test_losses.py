@@ -285,6 +285,10 @@ def test_what_is_added_to_an_average_that_is_kept_a_number(model_file: Callable[
     ("return outputs.sum(), outputs.sum()", "weight depends on parameters"),
     ("return F.cross_entropy(outputs, batch['labels'], weight=torch.rand(5))", "random"),
     ("return F.cross_entropy(outputs, batch['labels'], weight=batch['target'].mean(0).exp())", "py:10: .*reads a statistic"),
+    ("w = batch['target'].mean(0).exp(); return F.cross_entropy(outputs, batch['labels'], w, reduction='sum'), len(outputs)",
+     "py:10: cross_entropy_loss blends samples: it reads a statistic"),
+    ("t = batch['target'].sigmoid(); return F.binary_cross_entropy_with_logits(outputs, t, pos_weight=1 / t.sum(0))",
+     "py:10: binary_cross_entropy_with_logits blends samples: it reads a statistic"),
 ])
 def test_refused(model_file: Callable[[str], str], line: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
