@@ -11,14 +11,14 @@ from planner.trace.flat import FlatGraph
 MEAN, SUM = 1, 2  # torch's numbers of the reductions
 ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
 """What terms are added up from."""
-LINEAR = frozenset({"mul", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
+LINEAR = frozenset({"mul", "detach", "div", "neg", "to", "reshape", "squeeze", "unsqueeze", "sum"})  # by a number, where by any
 ADDING = frozenset({"add", "sub", "stack", "cat"})
 
 
 def added_up(graph: FlatGraph, *, scaling: bool = False) -> frozenset[str]:
     """The scalars that add others, each a sum over the batch itself, up to the sum of a separated loss; ``scaling``: and those
     that scale them."""
-    found, pending = set[str](), [graph.outputs[0]]
+    found, pending = set[str](), list(graph.outputs)
     while pending:
         node = graph.by_name.get(pending.pop())
         if node is not None and node.type.shape == () and node.base in LINEAR | ADDING:
@@ -64,7 +64,7 @@ def not_additive(graph: FlatGraph, name: str) -> Node | None:
         return None
     if node.base in ZEROS:
         return None
-    summing = node.base == "sum" or arguments.get("reduction") == SUM
+    summing = node.base in ("sum", "count_nonzero") or arguments.get("reduction") == SUM
     if (scaled := scaled_by_fixed(graph, node)) is not None:
         return not_additive(graph, scaled) if scaled in graph.by_name else node
     linear = (node.base in LINEAR and len(node.operands) == 1) or node.base in ADDING

@@ -16,14 +16,12 @@ from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.additive import MEAN, SUM, added_up, is_additive, is_fixed, not_additive, scaled_by_fixed
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
+from planner.trace.divisors import GUARDS, inverse, unguarded
 from planner.trace.flat import FlatGraph, place
 from planner.trace.halves import HALF, WIDE, wide_copy
 from planner.trace.shares import PREFIX
 from planner.trace.unstack import unstack
 
-GUARDS = frozenset({"clamp", "clamp_min", "add"})
-NOTHING = 1e-6
-"""What is added to a count to keep a quotient a number, at most."""
 ADVICE = "return (sum of the terms, their weight) from loss()"
 SCALAR_INT = TensorType((), "int64")
 
@@ -52,11 +50,16 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     for name, what in said:
         culprit = not_additive(graph, name)
         if culprit is not None:
-            wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
-            guards = what == "weight" and culprit.base in GUARDS
-            right = "leave it out: a step divides by no weight of zero" if guards else ADVICE
-            raise ModelError(place(culprit, graph.where), wrong, right)
+            raise _no_sum(graph, what, culprit)
     return graph
+
+
+def _no_sum(graph: FlatGraph, what: str, culprit: Node) -> ModelError:
+    """``what``: of the loss, sum or weight; ``culprit``: for which that does not add up."""
+    wrong = f"the loss's {what} is no sum over the batch: it ends in {culprit.base}"
+    guards = what == "weight" and culprit.base in GUARDS
+    right = "leave it out: a step divides by no weight of zero" if guards else ADVICE
+    return ModelError(place(culprit, graph.where), wrong, right)
 
 
 def _place(graph: FlatGraph, name: str) -> str:
@@ -138,7 +141,7 @@ class _Separator:
         if node.op in ("div.Tensor", "mul.Tensor"):
             node = self._by_number(node)
             arguments = dict(node.arguments)
-        if node.op in ("div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
+        if node.op in ("detach", "div.Tensor", "mul.Tensor", "neg", "to.dtype") and isinstance(arguments["self"], Ref):
             return self._scaled(node, arguments["self"].name, arguments.get("other"))
         if node.base in ("add", "sub", "rsub"):
             return self._added(node, arguments)
@@ -197,23 +200,58 @@ class _Separator:
         return total, count
 
     def _scaled(self, node: Node, operand: str, other: Argument) -> tuple[str, str]:
-        inner = self.graph.by_name.get(operand)
         scaled = scaled_by_fixed(self.graph, node)
         if scaled is not None and (node.base == "mul" or not is_additive(self.graph, operand)):
             total, weight = self.parts(scaled)
             product = substitute(node, {scaled: total}).arguments
             return self._add("scaled", node.op, product, node.type, node, node.differentiable), weight
-        if node.op == "div.Tensor" and isinstance(other, (Ref, BatchMultiple)) and inner is not None:
-            if inner.type.shape != () or not_additive(self.graph, operand) is not None:
+        if node.op == "div.Tensor" and isinstance(other, Ref):
+            return self._quotient(node, operand, other.name)
+        if node.op == "div.Tensor" and isinstance(other, BatchMultiple):
+            if not is_additive(self.graph, operand):
                 raise self._refuse(node, "it divides what is no sum")
-            if isinstance(other, Ref) and is_fixed(self.graph, other.name):
-                raise self._plain_sum(node)
-            return operand, self._divisor(other.name) if isinstance(other, Ref) else self._count((other,), node)
+            return operand, self._count((other,), node)
+        for value, factor in ((operand, other), (other.name, Ref(operand))) if isinstance(other, Ref) else ():
+            found = inverse(self.graph, factor.name)
+            if found is not None:
+                total, weight = self._quotient(node, value, found[0])
+                return self._times_number(node, total, found[1]), weight
         if isinstance(other, (Ref, BatchMultiple)):
             raise self._refuse(node, f"it ends in {node.base} by a computed value")
         total, weight = self.parts(operand)
         arguments = tuple((key, Ref(total) if key == "self" else value) for key, value in node.arguments)
         return self._add("scaled", node.op, arguments, node.type, node, node.differentiable), weight
+
+    def _quotient(self, node: Node, operand: str, divisor: str) -> tuple[str, str]:
+        """A sum over a weight; or an average over an average of as many terms, which is the one's sum over the other's."""
+        if is_additive(self.graph, operand):
+            if is_fixed(self.graph, divisor):
+                raise self._plain_sum(node)
+            return operand, self._divisor(divisor)
+        below = self.graph.by_name.get(divisor)
+        if below is None or below.type.shape != () or is_additive(self.graph, divisor):
+            raise self._refuse(node, "it divides what is no sum")
+        if below.base in ("clamp", "clamp_min"):
+            raise _no_sum(self.graph, "weight", below)
+        (total, weight), (other, its_weight) = self.parts(operand), self.parts(divisor)
+        if self._proportion(its_weight, weight) is None:
+            total, weight = self._of_samples(node, total, weight)
+        proportion = self._proportion(its_weight, weight)
+        if proportion is None or self._is_scaled_by_shares(other):
+            raise self._refuse(node, "it divides by an average over a number of terms that the batch decides")
+        return self._times_number(node, total, proportion), other
+
+    def _is_scaled_by_shares(self, name: str) -> bool:
+        """Whether a value is made of shares, which are known only once all weights are."""
+        made = {node.name: node for node in self.added}
+        return name in self.shares or (name in made and any(map(self._is_scaled_by_shares, made[name].operands)))
+
+    def _times_number(self, node: Node, total: str, number: float) -> str:
+        if number == 1:
+            return total
+        made = self._node(total)
+        scale = (("self", Ref(total)), ("other", number))
+        return self._add("scaled", "mul.Tensor", scale, made.type, node, made.differentiable)
 
     def _by_number(self, node: Node) -> Node:
         """A product with a constant, or a quotient of an average by one, as that by a number."""
@@ -243,35 +281,10 @@ class _Separator:
 
     def _divisor(self, weight: str) -> str:
         """The weight that an average divides by."""
-        bare = self._unguarded(weight)
+        bare = unguarded(self.graph, weight)
         if bare != weight:
             self.guarded.add(bare)
         return bare
-
-    def _unguarded(self, weight: str) -> str:
-        """A weight without what keeps it from zero (``clamp(min=1)``, ``+ 1e-8``), where it counts: a step divides by no weight
-        of zero, and whole numbers above it are at least one."""
-        node = self.graph.by_name.get(weight)
-        if node is None or not node.operands or not self._guards(node) or not self._counts(node.operands[0]):
-            return weight
-        return self._unguarded(node.operands[0])
-
-    def _guards(self, node: Node) -> bool:
-        arguments = dict(node.arguments)
-        if node.base in ("clamp", "clamp_min"):
-            least = arguments["min"]
-            return isinstance(least, (int, float)) and 0 < least <= 1 and arguments.get("max") is None
-        added = arguments.get("other")
-        return node.op == "add.Tensor" and isinstance(added, float) and 0 < added <= NOTHING and arguments.get("alpha", 1) == 1
-
-    def _counts(self, name: str) -> bool:
-        """Whether a value is how many elements are true, whatever its dtype."""
-        node = self.graph.by_name.get(name)
-        if node is None or not node.operands:
-            return self.graph.type_of(name).dtype == "bool"
-        if node.base in ("sum", "to", *GUARDS):
-            return self._counts(node.operands[0])
-        return node.type.dtype == "bool"
 
     def _added(self, node: Node, arguments: dict[str, Argument]) -> tuple[str, str]:
         """Two averages: the second's terms are scaled to the first's weight where both are known to be in proportion. A number

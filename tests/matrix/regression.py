@@ -50,6 +50,14 @@ def stacked(outputs: tuple[Tensor, Tensor, Tensor], batch: dict[str, Tensor]) ->
     return ((-uncertain).exp() * both + uncertain).sum() + (found.abs() * there).sum() / there.sum() + penalty
 
 
+def quotients(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Averages over averages, inverses and counts: of what two masks leave."""
+    far, there = batch["target"].abs() > 1, (batch["target"] > 0).to(outputs.dtype)
+    distance = (outputs - batch["target"]).square()
+    first = (distance * there).mean() / (there.mean() + 1e-3) + distance.mean() / there[:, 0].mean()
+    return first + (distance * there).sum() * (2 / there.sum()) + (outputs.abs() * far).sum() / far.count_nonzero()
+
+
 CLASSES = torch.linspace(0.25, 3, 18, dtype=torch.float64)
 
 

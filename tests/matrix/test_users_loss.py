@@ -32,6 +32,7 @@ ROWS = [
     (regression.regression, regression.overlap), (regression.weighed_regression, regression.weighed),
     (regression.regression, regression.several), (regression.weighed_regression, regression.stacked),
     (regression.regression, regression.by_class), (regression.classifier, regression.weighed_classes),
+    (regression.regression, regression.quotients),
 ], ids=lambda item: item.__name__)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_the_loss_and_every_gradient_are_the_plain_models(

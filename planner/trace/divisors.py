@@ -1,0 +1,56 @@
+"""What a loss divides by: weights without what keeps them from zero, and factors that divide."""
+
+from __future__ import annotations
+
+from planner.ir.body import Node
+from planner.ir.types import Ref
+from planner.trace.additive import is_fixed
+from planner.trace.flat import FlatGraph
+
+GUARDS = frozenset({"clamp", "clamp_min", "add"})
+NOTHING = 1e-6
+"""What is added to a count to keep a quotient a number, at most."""
+
+
+def unguarded(graph: FlatGraph, weight: str) -> str:
+    """A weight without what keeps it from zero (``clamp(min=1)``, ``+ 1e-8``), where it counts: a step divides by no weight
+    of zero, and whole numbers above it are at least one."""
+    node = graph.by_name.get(weight)
+    if node is None or not node.operands or not _guards(node) or not _counts(graph, node.operands[0]):
+        return weight
+    return unguarded(graph, node.operands[0])
+
+
+def _guards(node: Node) -> bool:
+    arguments = dict(node.arguments)
+    if node.base in ("clamp", "clamp_min"):
+        least = arguments["min"]
+        return isinstance(least, (int, float)) and 0 < least <= 1 and arguments.get("max") is None
+    added = arguments.get("other")
+    return node.op == "add.Tensor" and isinstance(added, float) and 0 < added <= NOTHING and arguments.get("alpha", 1) == 1
+
+
+def _counts(graph: FlatGraph, name: str) -> bool:
+    """Whether a value is how many elements are true, whatever its dtype."""
+    node = graph.by_name.get(name)
+    if node is None or not node.operands:
+        return graph.type_of(name).dtype == "bool"
+    if node.base in ("detach", "sum", "to", *GUARDS):
+        return _counts(graph, node.operands[0])
+    return node.base == "count_nonzero" or node.type.dtype == "bool"
+
+
+def inverse(graph: FlatGraph, name: str) -> tuple[str, float] | None:
+    """What of the batch a scalar is the inverse of, and what times that (``1 / n``, ``n ** -1``); None where it is none."""
+    node = graph.by_name.get(name)
+    if node is None or not node.operands or node.type.shape != () or is_fixed(graph, name):
+        return None
+    arguments = dict(node.arguments)
+    value, other = arguments.get("self"), arguments.get("other")
+    assert isinstance(value, Ref)
+    if node.base == "reciprocal" or (node.base == "pow" and arguments.get("exponent") == -1):
+        return value.name, 1
+    if node.base in ("detach", "to") or (node.op == "mul.Tensor" and isinstance(other, (int, float))):
+        found = inverse(graph, value.name)
+        return found and (found[0], found[1] * (other if isinstance(other, (int, float)) else 1))
+    return None
