@@ -54,3 +54,14 @@ def inverse(graph: FlatGraph, name: str) -> tuple[str, float] | None:
         found = inverse(graph, value.name)
         return found and (found[0], found[1] * (other if isinstance(other, (int, float)) else 1))
     return None
+
+
+def divides_inside(graph: FlatGraph, name: str) -> bool:
+    """Whether terms are divided by a total of the batch, each or a factor of theirs."""
+    node = graph.by_name.get(name)
+    if node is None or node.base not in ("div", "mul", "unsqueeze", "expand", "to"):
+        return False
+    other = dict(node.arguments).get("other")
+    if node.op == "div.Tensor" and isinstance(other, Ref) and not graph.type_of(other.name).shape:
+        return not is_fixed(graph, other.name)
+    return any(divides_inside(graph, operand) for operand in node.operands)

@@ -16,13 +16,13 @@ from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.additive import MEAN, SUM, added_up, is_additive, is_fixed, not_additive, scaled_by_fixed
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
-from planner.trace.divisors import GUARDS, inverse, unguarded
+from planner.trace.divisors import GUARDS, divides_inside, inverse, unguarded
 from planner.trace.flat import FlatGraph, place
 from planner.trace.halves import HALF, WIDE, wide_copy
+from planner.trace.instead import ADVICE, instead
 from planner.trace.shares import PREFIX
 from planner.trace.unstack import unstack
 
-ADVICE = "return (sum of the terms, their weight) from loss()"
 SCALAR_INT = TensorType((), "int64")
 
 
@@ -130,7 +130,7 @@ class _Separator:
             raise ModelError(_place(self.graph, name), "loss() returned no scalar", ADVICE)
         arguments = dict(node.arguments)
         if self._sums(node, arguments):
-            raise self._plain_sum(node)
+            raise self._refused_sum(node)
         if node.base in LABELLED_LOSSES:
             return self._labelled(node, arguments)
         if node.base in ELEMENTWISE_LOSSES and arguments["reduction"] == MEAN:
@@ -145,7 +145,7 @@ class _Separator:
             return self._scaled(node, arguments["self"].name, arguments.get("other"))
         if node.base in ("add", "sub", "rsub"):
             return self._added(node, arguments)
-        raise self._refuse(node, f"it ends in {node.base}")
+        raise self._refuse(node, f"it ends in {node.base}", instead(node.base))
 
     def _sums(self, node: Node, arguments: dict[str, Argument]) -> bool:
         """Whether the node sums many terms into the scalar."""
@@ -209,7 +209,7 @@ class _Separator:
             return self._quotient(node, operand, other.name)
         if node.op == "div.Tensor" and isinstance(other, BatchMultiple):
             if not is_additive(self.graph, operand):
-                raise self._refuse(node, "it divides what is no sum")
+                raise self._divides_no_sum(node, operand)
             return operand, self._count((other,), node)
         for value, factor in ((operand, other), (other.name, Ref(operand))) if isinstance(other, Ref) else ():
             found = inverse(self.graph, factor.name)
@@ -230,7 +230,7 @@ class _Separator:
             return operand, self._divisor(divisor)
         below = self.graph.by_name.get(divisor)
         if below is None or below.type.shape != () or is_additive(self.graph, divisor):
-            raise self._refuse(node, "it divides what is no sum")
+            raise self._divides_no_sum(node, operand)
         if below.base in ("clamp", "clamp_min"):
             raise _no_sum(self.graph, "weight", below)
         (total, weight), (other, its_weight) = self.parts(operand), self.parts(divisor)
@@ -423,9 +423,26 @@ class _Separator:
             unique += "_"
         return unique
 
+    def _divides_no_sum(self, node: Node, operand: str) -> ModelError:
+        culprit = not_additive(self.graph, operand) if operand in self.graph.by_name else None
+        ends = f": that ends in {culprit.base}" if culprit is not None else ""
+        return self._refuse(node, f"it divides what is no sum{ends}", instead(culprit.base) if culprit is not None else ADVICE)
+
     def _plain_sum(self, node: Node) -> ModelError:
         return ModelError(place(node, self.graph.where), "the loss is a plain sum, whose gradient grows with the batch",
                           "return (loss_sum, weight) from loss(): a step divides the one by the other")
 
-    def _refuse(self, node: Node, reason: str) -> ModelError:
-        return ModelError(place(node, self.graph.where), f"the loss does not decompose into terms: {reason}", ADVICE)
+    def _refused_sum(self, node: Node) -> ModelError:
+        """A sum of many terms that no weight divides; or of a vector's elements, which may be averages; or of terms that are
+        divided each."""
+        vector = self.graph.by_name.get(node.operands[0])
+        if vector is None or node.base != "sum" or vector.base == "sum":
+            return self._plain_sum(node)
+        if not any(isinstance(extent, BatchMultiple) for extent in vector.type.shape):
+            return self._refuse(node, f"it adds up a vector that ends in {vector.base}", instead(vector.base))
+        if divides_inside(self.graph, vector.name):
+            return self._refuse(node, "it adds up terms that are divided by a total", "divide the sum: (l * m).sum() / m.sum()")
+        return self._plain_sum(node)
+
+    def _refuse(self, node: Node, reason: str, right: str = ADVICE) -> ModelError:
+        return ModelError(place(node, self.graph.where), f"the loss does not decompose into terms: {reason}", right)
