@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.errors import ModelError
+from planner.ir.inlining import NUMBERS as DRAWN
 from planner.ir.types import BatchMultiple, TensorType
 from planner.ops.families import GROUPED_PRODUCT
 from planner.trace.canonical import prune
@@ -37,7 +38,7 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
                              "a plan divides the batch; return (sum, weight) from loss() to average")
         if node.base in CONSTANT:
             continue
-        if not read.isdisjoint(node.operands):
+        if node.base in DRAWN or not read.isdisjoint(node.operands):
             read.add(node.name)
         whole = any(map(_batched, node.types))
         several = any(_batched(graph.type_of(name)) for name in node.operands)

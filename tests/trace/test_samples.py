@@ -99,6 +99,7 @@ def traced(model_file: ModelFile, value: str, has: str = "pass", sequence: int =
     ("x * torch.linspace(0, 1, b).view(-1, 1, 1)", "mul computes with a sample's place"),
     ("x * torch.ones(b).cumsum(0).view(-1, 1, 1)", "mul computes with a sample's place"),
     ("x * torch.ones(b).sum()", "mul computes with a sample's place in the batch, or with their number"),
+    ("x / (1 + (torch.rand(b, 1) < 0.5).sum())", "div blends samples: it reads a statistic over the batch"),
     ("x / (input_ids == 3).sum()", "div blends samples: it reads a statistic over the batch"),
     ("x * (input_ids == 3).sum().float().sqrt()", "mul blends samples"),
     ("x * (1 / (1 + F.one_hot(input_ids, 40).sum((0, 1))))[input_ids].unsqueeze(2)", "index blends samples"),
