@@ -1,4 +1,4 @@
-"""The emitted program equals the plain model: loss, every gradient, five AdamW steps; over a pairwise design of plans.
+"""The emitted program equals the plain model: loss, every gradient, three AdamW steps; over a pairwise design of plans.
 
 Two factors at a time, every legal pair of values is in some plan (tests/matrix/pairwise.py), for both examples by turns (`make
 test-wide`: each), plus models whose names mean nothing, and what else a plan can meet. Float64 on gloo.
@@ -25,7 +25,8 @@ from tests.matrix.workers import Workers
 from tests.wide import wide
 
 MODELS = Path(__file__).parent / "models.py"
-STEPS = 5
+STEPS = 3
+"""Two of warm-up, and one at the full rate with moments of both."""
 SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv")
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", *SPLIT_BACKWARD)
 FACTORS: Mapping[str, tuple[object, ...]] = {
