@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
 
+from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
 from planner.search import Request, beyond, parse_pins, search
@@ -17,7 +20,7 @@ from planner.search.families import Scope
 from planner.search.least import Least
 from planner.search.refusal import MemoryTooSmall
 from planner.search.solve import Fingerprints
-from tests.oracles.exhaustive_plan import best_plan
+from tests.oracles.exhaustive_plan import every_plan
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 from tests.wide import wide
 
@@ -33,28 +36,39 @@ def lighter(plan: Plan, prediction: Prediction) -> Prediction:
     return replace(prediction, peak_memory_bytes=round(SHARE * prediction.peak_memory_bytes))
 
 
+@cache
+def every_prediction(seed: int) -> tuple[CostedGraph, Sequence[tuple[Plan, Prediction]]]:
+    """Of a cluster whose memory all plans fit in."""
+    costed = make_costed(GRAPH, seed, levels=("none", "selective", "full"), crossing=4)
+    template = Plan("made", "", "made", "", "fp32", 4, Mesh(), Batch(1, 1, 1), Schedule("1f1b", 1), 1, (), costed.placements[0])
+    cluster = make_cluster(1, 10_000)
+    return costed, [(plan, evaluate(plan, costed, cluster)) for plan in every_plan(template, costed, CHOICES)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2, *map(wide, (1, 3, 4, 5))])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
 def test_what_the_sums_leave_out_is_found(seed: int, part: float) -> None:
     """``part``: of the way from the least memory of a plan to that of the quickest, how much there is by the closer look."""
-    costed = make_costed(GRAPH, seed, levels=("none", "selective", "full"), crossing=4)
-    template = Plan("made", "", "made", "", "fp32", 4, Mesh(), Batch(1, 1, 1), Schedule("1f1b", 1), 1, (), costed.placements[0])
-    peaks = [
-        found[1].peak_memory_bytes
-        for choices in (CHOICES, CHOICES[2:]) if (found := best_plan(template, costed, make_cluster(1, 10_000), choices))
-    ]
-    most, least = peaks
+    costed, plans = every_prediction(seed)
+
+    def best(limit: int, choices: tuple[BlockDecision, ...] = CHOICES) -> Prediction | None:
+        fitting = [
+            prediction for plan, prediction in plans
+            if prediction.peak_memory_bytes <= limit and set(plan.stages[0].decisions) <= set(choices)
+        ]
+        return min(fitting, key=lambda prediction: prediction.step_s, default=None)
+
+    most, least = (found.peak_memory_bytes for choices in (CHOICES, CHOICES[2:]) if (found := best(10_000, choices)))
     limit = round(SHARE * (least + part * (most - least))) + 1
     result = search(GRAPH, make_cluster(1, limit), REQUEST, costing=lambda _: costed, look=lighter)
     assert result.prediction.fits
     assert result.prediction.memory_limit_bytes == limit
-    by_sums = best_plan(template, costed, make_cluster(1, limit), CHOICES)
-    by_look = best_plan(template, costed, make_cluster(1, round(limit / SHARE)), CHOICES)
+    by_sums, by_look = best(limit), best(round(limit / SHARE))
     assert by_look is not None
-    assert result.prediction.step_s >= by_look[1].step_s * (1 - 1e-9)
-    assert result.prediction.step_s <= by_look[1].step_s * 1.05
-    assert by_sums is None or result.prediction.step_s < by_sums[1].step_s
+    assert result.prediction.step_s >= by_look.step_s * (1 - 1e-9)
+    assert result.prediction.step_s <= by_look.step_s * 1.05
+    assert by_sums is None or result.prediction.step_s < by_sums.step_s
     assert result.lower_bound_s <= result.prediction.step_s
 
 
