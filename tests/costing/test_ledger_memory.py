@@ -3,6 +3,7 @@ over the whole matrix."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -113,10 +114,10 @@ CASES = [
     wide("diffused", "fp32", Row(pipeline=2, accumulation=4, microbatch=2, schedule="zbv")),
     wide("diffused", "fp32", Row(tensor=2, data=2, zero=2, recompute="selective", accumulation=2, microbatch=2)),
     wide("diffused", "bf16", Row(data=2, zero=3, accumulation=2, recompute="full", microbatch=2)),
-    ("summed", "fp64", Row(pipeline=2, accumulation=2, schedule="interleaved-zero-bubble")),
+    wide("summed", "fp64", Row(pipeline=2, accumulation=2, schedule="interleaved-zero-bubble")),
     ("summed", "fp64", Row(pipeline=2, accumulation=2, microbatch=2, schedule="zbv")),
     ("summed", "fp64", Row(pipeline=2, accumulation=4)),
-    ("summed", "fp64", Row(data=2, zero=1, accumulation=2)),
+    wide("summed", "fp64", Row(data=2, zero=1, accumulation=2)),
     # Several nodes of one block add to what waits of a later block's gradient.
     wide("unrolled", "fp32", Row(microbatch=2)),
     wide("unrolled", "fp32", Row(data=2, recompute="full", accumulation=2, microbatch=2)),
@@ -240,18 +241,19 @@ def test_models_of_other_fields(server: Server, name: str, precision: str, row: 
     compare(server, trace_model(source, sequence=32, dtype=DTYPES[precision]), precision, row, tmp_path)
 
 
-KERNELS = [
-    wide(Row(microbatch=2)), Row(data=2, zero=3, recompute="selective", accumulation=2),
-    wide(Row(pipeline=2, recompute="full", accumulation=4)), Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2),
-    Row(tensor=2, data=2, sequence_parallel=True, zero=2, recompute="mixed", accumulation=2, microbatch=2),
+ZERO = Row(data=2, zero=3, recompute="selective", accumulation=2)
+PARTED = Row(pipeline=2, schedule="zbv", accumulation=4, microbatch=2)
+TENSOR = Row(tensor=2, data=2, sequence_parallel=True, zero=2, recompute="mixed", accumulation=2, microbatch=2)
+KERNELS = [("gpt", "bf16", ZERO), ("llama", "fp32", PARTED), ("gpt", "bf16", TENSOR)]
+MORE_KERNELS = [
+    wide(model, precision, row)
+    for row in (Row(microbatch=2), Row(pipeline=2, recompute="full", accumulation=4), ZERO, PARTED, TENSOR)
+    for model, precision in itertools.product(("gpt", "llama"), ("bf16", "fp32")) if (model, precision, row) not in KERNELS
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "precision"), [
-    ("gpt", "bf16"), ("llama", "fp32"), wide("gpt", "fp32"), wide("llama", "bf16"),
-])
-@pytest.mark.parametrize("row", KERNELS, ids=label)
+@pytest.mark.parametrize(("model", "precision", "row"), [*KERNELS, *MORE_KERNELS], ids=label)
 def test_an_accelerators_kernels(server: Server, model: str, precision: str, row: Row, tmp_path: Path) -> None:
     """Norms and dropout that are one kernel each, attention that keeps a seed of what it drops."""
     settings = {"hidden": 64, "heads": 4, "vocab": 512, "layers": 4} | ({"dropout": 0.1} if model == "gpt" else {})

@@ -20,7 +20,8 @@ from tests.matrix.workers import Workers
 from tests.wide import wide
 
 pytestmark = pytest.mark.slow
-STEPS = 5
+STEPS = 3
+"""Two of warm-up, and one at the full rate."""
 ROWS = {
     "one rank": Row(accumulation=4),
     "tensor 2": Row(tensor=2, accumulation=4, recompute="selective"),

@@ -18,6 +18,7 @@ from tests.matrix.build import Row
 from tests.matrix.programs import emitted, losses
 from tests.matrix.reference import SEED, worst_gradient
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 pytestmark = pytest.mark.slow
@@ -25,16 +26,23 @@ ROWS = [
     Row(accumulation=2, microbatch=3), Row(data=2, zero=3, microbatch=3),
     Row(tensor=2, pipeline=2, accumulation=2, microbatch=3, schedule="gpipe"),
 ]
-
-
-@pytest.mark.parametrize(("model", "loss"), [
+LOSSES = [
     (regression.regression, regression.loss), (regression.regression, regression.two_averages),
     (regression.regression, regression.overlap), (regression.weighed_regression, regression.weighed),
     (regression.regression, regression.several), (regression.weighed_regression, regression.stacked),
     (regression.regression, regression.by_class), (regression.classifier, regression.weighed_classes),
     (regression.regression, regression.quotients),
-], ids=lambda item: item.__name__)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+]
+CASES = [
+    *((ROWS[0], *loss) for loss in LOSSES[:1]), *((ROWS[1], *loss) for loss in LOSSES[1:]),
+    *((ROWS[2], *loss) for loss in (LOSSES[0], *LOSSES[3:])),
+]
+"""Each loss over data ranks or in one process; the plainest and those of more than sums over all other axes too."""
+
+
+@pytest.mark.parametrize(("row", "model", "loss"), [
+    case if case in CASES else wide(*case) for case in ((row, *loss) for row in ROWS for loss in LOSSES)
+], ids=lambda item: item.label if isinstance(item, Row) else item.__name__)
 def test_the_loss_and_every_gradient_are_the_plain_models(
     workers: Workers, row: Row, model: Callable[[], nn.Module], loss: Loss, tmp_path: Path
 ) -> None:
