@@ -183,7 +183,7 @@ AT_FIRST = "Layer.step *= i > 0; x = layer(x)"
     ({"loop": "x = layer(x) + (F.linear(x, self.layers[4].a.weight) @ self.layers[4].b.weight.T if i == 1 else 0)"}, ALL),
     ({"loop": "x = layer(x) + torch.tensor([0.5] * 16)"}, ALL),
     ({"loop": "x = layer(x)\n        self.layers[2].a.weight.data"}, ALL),
-    ({"loop": "x = layer(x); x = x.clone(); x.mul_(2.0)"}, None),
+    wide({"loop": "x = layer(x); x = x.clone(); x.mul_(2.0)"}, None),
     ({"loop": "x = layer(x) if i != 2 else layer(x)"}, ALL),
     ({"built": "self.o.weight = self.layers[2].p = nn.Parameter(torch.ones(16, 16))", "loop": "x = self.o(layer(x))"},
      [True] * 4),
@@ -204,7 +204,7 @@ AT_FIRST = "Layer.step *= i > 0; x = layer(x)"
     ({"built": "self.layers[1].a.forward = lambda x: F.linear(x * 3, self.layers[1].a.weight)"}, [True] * 4),
     ({"loop": "layer.s = 1.0 / (i + 1); x = layer(x)"}, NONE),
     ({"loop": "x = x * 1; x.hint = i; x = layer(x)", "forward": "x = x * (1 + getattr(x, 'hint', 0))"}, NONE),
-    ({"loop": "x = x * 1; x.hint = i; x = layer(x)", "forward": "x = x * (1 + x.hint)"}, NONE),
+    wide({"loop": "x = x * 1; x.hint = i; x = layer(x)", "forward": "x = x * (1 + x.hint)"}, NONE),
     ({"loop": "layer.a.bias, x = None if i == 3 else layer.a.bias, layer(x)"}, None),
     ({"loop": "SCALE = SCALE / 2 if i else 1.0; x = layer(x)", "forward": "x = helper(x)"}, NONE),
     ({"loop": "Layer.step = Layer.step + 1 if i else 1; x = layer(x)", "forward": "x = x * self.step"}, NONE),
@@ -214,7 +214,7 @@ AT_FIRST = "Layer.step *= i > 0; x = layer(x)"
       "loop": "i or layer.seen.clear(); x = layer(x)"}, NONE),
     ({"forward": "type(self).step += 1; x = x * self.step", "loop": AT_FIRST}, NONE),
     ({"forward": "Layer.step = Layer.step + 1; x = x * Layer.step", "loop": AT_FIRST}, NONE),
-    ({"forward": "setattr(Layer, 'step', Layer.step + 1); x = x * Layer.step", "loop": AT_FIRST}, NONE),
+    wide({"forward": "setattr(Layer, 'step', Layer.step + 1); x = x * Layer.step", "loop": AT_FIRST}, NONE),
     ({"forward": "LISTED.append(x)", "loop": "x = layer(x)\n        x = x + sum(LISTED); LISTED.clear()"}, NONE),
     ({"forward": "import random; x = x * random.Random(len(COUNT)).random()"}, NONE),
     ({"state": "self.seen = []", "forward": "self.seen.append(0); x = x * len(self.seen)"}, NONE),
@@ -223,18 +223,18 @@ AT_FIRST = "Layer.step *= i > 0; x = layer(x)"
     ({"loop": "x = self.layers[i % 2](x)"}, [True]),
     ({"loop": "x = layer.b(F.gelu(layer.a(x)))"}, NONE),
     ({"loop": "x = layer.forward(x)"}, None),
-    ({"loop": "x = torch.func.functional_call(layer, {'a.weight': self.layers[0].a.weight}, (x,))"}, None),
+    wide({"loop": "x = torch.func.functional_call(layer, {'a.weight': self.layers[0].a.weight}, (x,))"}, None),
     ({"loop": "x = torch.func.functional_call(layer, {'a.weight': self.o.weight.repeat(2, 1)[:24] * i}, (x,))"}, None),
     # What an export cuts out, changes or keeps by value is traced as ever.
     ({"forward": "with torch.no_grad():\n            x = x * x.abs().mean(-1, keepdim=True)"}, NONE),
     ({"loop": "with torch.no_grad():\n                y = layer(x)\n            x = x + y"}, NONE),
     ({"forward": "x = x * torch.tensor([0.5] * 16)"}, [False] * 5),
     ({"forward": "x = x.clone(); x.mul_(2.0)"}, [False] * 5),
-    ({"forward": "x = x.clone(); x[:, 0] = 1.0"}, [False] * 5),
-    ({"forward": "x += 1.0"}, [False] * 5),
+    wide({"forward": "x = x.clone(); x[:, 0] = 1.0"}, [False] * 5),
+    wide({"forward": "x += 1.0"}, [False] * 5),
     ({"forward": "x = F.relu(x, inplace=True)"}, [False] * 5),
     ({"forward": "x[:, 0] = 1.0"}, [False] * 5),
-    ({"forward": "x.view(-1).mul_(2.0)"}, [False] * 5),
+    wide({"forward": "x.view(-1).mul_(2.0)"}, [False] * 5),
     ({"loop": "x = layer(x); x.mul_(2.0)"}, None),
     ({"forward": "y = x * 2\n        return x\n        x = y"}, None),
     ({"forward": "return x.view(-1, 16).view(x.shape)"}, None),
@@ -257,7 +257,7 @@ def test_what_layers_count_over_all_passes_is_refused(model_file: ModelFile, cha
 
 
 @pytest.mark.parametrize("loop", [
-    "self.layers[-1].m.add_(1.0); x = layer(x)", "self.layers[-1].m.copy_(x.detach().mean((0, 1))); x = layer(x)",
+    "self.layers[-1].m.add_(1.0); x = layer(x)", wide("self.layers[-1].m.copy_(x.detach().mean((0, 1))); x = layer(x)"),
     "x = layer(x); self.layers[-1].m[0] = 3.0", "self.layers[-1].m = x.detach().mean((0, 1)); x = layer(x)",
 ])
 def test_what_changes_a_hidden_buffer_is_refused(model_file: ModelFile, loop: str) -> None:
