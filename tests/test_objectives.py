@@ -86,9 +86,10 @@ def test_plans_are_complete_only_where_that_is_proven(proven: bool, tmp_path: Pa
 
 @pytest.mark.slow
 def test_least_memory_is_below_every_other_plan(tmp_path: Path) -> None:
-    quick = run(*PLAN, *ON, "-o", tmp_path / "plan.yaml").json
-    least = run(*PLAN, *ON, "--objective", "memory", "-o", tmp_path / "plan.yaml").json
-    within = run(*PLAN, *ON, "--objective", "memory", "--within", "20%", "-o", tmp_path / "plan.yaml").json
+    job = (*PLAN, *ON, "--pin", "tensor=1", "-o", tmp_path / "plan.yaml")
+    quick = run(*job).json
+    least = run(*job, "--objective", "memory").json
+    within = run(*job, "--objective", "memory", "--within", "20%").json
     peaks = [report["predicted"]["peak_memory_bytes"] for report in (least, within, quick)]
     assert peaks[0] <= peaks[2] and peaks[1] <= peaks[2]
     assert least["objective"]["lower_bound_bytes"] == least["objective"]["least_memory_bytes"]
@@ -98,7 +99,7 @@ def test_least_memory_is_below_every_other_plan(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_front_is_a_front(tmp_path: Path) -> None:
-    report = run(*PLAN, *ON, "--pareto", "-o", tmp_path / "plan.yaml").json
+    report = run(*PLAN, *ON, "--pin", "tensor=1", "--pareto", "-o", tmp_path / "plan.yaml").json
     points = [report["predicted"], *(other["predicted"] for other in report.get("alternatives", ()))]
     assert [p["step_s"] for p in points] == sorted(p["step_s"] for p in points)
     peaks = [p["peak_memory_bytes"] for p in points]
@@ -259,7 +260,8 @@ def test_a_job_file_declares_limits_and_objective(tmp_path: Path) -> None:
     file.write_text(
         f"model: {examples}:gpt\nset: {{layers: 2, hidden: 64, vocab: 64}}\nseq: 32\ncluster: local-cpu:1x4\nbatch: 16\n"
         "objective: memory\nwithin: 50%\n"
-        "constraints:\n  pipeline: <= 2\n  recompute: [none, full]\n  layers: {'blocks.*': {zero: 0}}\n"
+        "constraints:\n  pipeline: <= 2\n  tensor: 1\n  microbatch: 4\n  recompute: [none, full]\n"
+        "  layers: {'blocks.*': {zero: 0}}\n"
         "  forbid: [{schedule: gpipe, pipeline: 2}]\n  headroom: 10%\n"
     )
     outcome = run("plan", file, "--time-limit", 3, "-o", tmp_path / "plan.yaml", "--json")

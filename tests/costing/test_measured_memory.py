@@ -46,7 +46,7 @@ CASES = [
     wide(Case("gpt", "bf16", Row(accumulation=2, microbatch=2, recompute="full"))),
     Case("gpt", "fp32", Row(accumulation=2, microbatch=2, recompute="selective")),
     Case("llama", "fp32", Row(accumulation=1, microbatch=2)),
-    Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3)),
+    wide(Case("llama", "fp32", Row(accumulation=1, microbatch=2, data=2, zero=3))),
     wide(Case("llama", "bf16", Row(accumulation=2, microbatch=2, data=2))),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=1)),
     Case("llama", "fp32", Row(accumulation=2, microbatch=2, data=2, zero=2)),

@@ -21,10 +21,10 @@ FAST = [
 ROWS = [
     # Every schedule; embedding and head are tied across stages under pipelines of gpt.
     wide("gpt", "fp64", Row(pipeline=4, data=2, zero=2, accumulation=4, schedule="gpipe")),
-    ("gpt", "fp64", Row(pipeline=4, data=2, zero=0, accumulation=5)),
+    wide("gpt", "fp64", Row(pipeline=4, data=2, zero=0, accumulation=5)),
     ("llama", "fp64", Row(pipeline=2, tensor=2, data=2, zero=3, accumulation=4, recompute="full")),
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),
-    ("gpt", "bf16", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
+    wide("gpt", "bf16", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble")),
     ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, schedule="zbv", sequence_parallel=True)),
     # ZeRO in groups smaller than the data axis; by block; nothing to gather in a group of one.
     wide("gpt", "fp64", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
@@ -42,7 +42,7 @@ ROWS = [
     wide("gpt", "bf16", Row(tensor=4, data=2, zero=2, accumulation=2, sequence_parallel=True, recompute="selective")),
     wide("gpt", "fp32", Row(tensor=4, data=2, zero=3, accumulation=1, recompute="full")),
     wide("llama", "bf16", Row(tensor=4, zero=0, accumulation=2, sequence_parallel=True, recompute="full")),
-    ("llama", "fp16", Row(tensor=2, pipeline=2, accumulation=3, zero=1)),
+    wide("llama", "fp16", Row(tensor=2, pipeline=2, accumulation=3, zero=1)),
     # No collective is called again for parameters that are read in several places.
     wide("scaled", "fp64", Row(tensor=2, pipeline=2, accumulation=4, schedule="zbv")),
     ("scaled", "bf16", Row(tensor=2, pipeline=2, accumulation=2, schedule="interleaved-zero-bubble", sequence_parallel=True)),

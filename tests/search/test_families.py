@@ -25,6 +25,7 @@ from planner.search.together import Together
 from planner.search.works import works
 from tests.costing.test_measured_memory import graph_of
 from tests.search import streams
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def test_kin_is_all_sketches_once_by_bound(scope_and_sketches: tuple[Scope, list
     assert 10 < len(found) < len(sketches) / 2
 
 
-@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("part", [wide(0.25), 0.5, 1.0])
 def test_at_once_as_alone(scope_and_sketches: tuple[Scope, list[Sketch]], part: float) -> None:
     """Targets that some of a family are below and some are not."""
     scope, sketches = scope_and_sketches
