@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -35,15 +37,21 @@ CONSTRAINTS = {
 }
 
 
-def _scope(name: str) -> tuple[Scope, list[Sketch]]:
-    """And all sketches, not counted."""
+@cache
+def _priced(name: str) -> tuple[Prices, Mapping[Candidate, float]]:
+    """And the bounds of all candidates."""
     graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
     request = Request(16, graph.sequence, "fp32", parse_constraints(*CONSTRAINTS[name]))
     candidates = enumerate_candidates(graph, cluster, request)
     prices = Prices(graph, cluster, request, candidates)
-    bounds = {candidate: prices.bound(candidate) for candidate in candidates}
+    return prices, {candidate: prices.bound(candidate) for candidate in candidates}
+
+
+def _scope(name: str) -> tuple[Scope, list[Sketch]]:
+    """And all sketches, not counted."""
+    prices, bounds = _priced(name)
     sketches = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
-    return Scope(graph, prices, cluster, request, cast(Any, None)), sketches
+    return Scope(graph_of("gpt", "float32"), prices, prices.cluster, prices.request, cast(Any, None)), sketches
 
 
 @pytest.fixture(params=CONSTRAINTS)

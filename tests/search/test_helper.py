@@ -80,10 +80,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     return answers
 
 
-@pytest.fixture
-def alone_s(monkeypatch: pytest.MonkeyPatch) -> float:
+@pytest.fixture(scope="module")
+def alone_s() -> float:
     """The best step, as one process finds it."""
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searching, "usable_cores", lambda: 1)
         patch.setattr(searching, "HELPED_AFTER_S", 0.0)
         patch.setattr(searching, "Helper", None)
