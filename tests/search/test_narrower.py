@@ -29,7 +29,7 @@ PINNED = 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4, *map(wide, (0, 1, 2, 3, 5, 6, 7))])
+@pytest.mark.parametrize("seed", [3, *map(wide, (0, 1, 2, 4, 5, 6, 7))])
 def test_no_narrower_job_is_quicker_than_what_is_proven(seed: int) -> None:
     draw = random.Random(seed)
     precision: Precision = draw.choice(("fp32", "bf16"))
