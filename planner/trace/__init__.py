@@ -16,6 +16,7 @@ from planner.trace.flat import flatten
 from planner.trace.load import load_model
 from planner.trace.losses import separate_loss
 from planner.trace.reach import freeze, warning, without_gradient
+from planner.trace.recurrent import layers_apart
 from planner.trace.samples import check_samples
 from planner.trace.shares import feed_shares
 from planner.trace.source import ModelSource
@@ -43,7 +44,7 @@ def trace_model(source: ModelSource, *, sequence: int | None = None, dtype: str,
         built = freeze(built, unreached)
         graph = flatten(exported, built)  # Which nodes have a gradient follows from what is trained.
         graph = replace(graph, warnings=(*graph.warnings, warning(unreached)))
-    graph = canonicalise(graph)
+    graph = canonicalise(layers_apart(graph))
     graph = unflatten(graph)
     graph = widen_loss(separate_loss(graph))
     graph = feed_shares(check_samples(graph))

@@ -9,7 +9,6 @@ from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, Dtype, Ref, TensorType
-from planner.ops.families import RECURRENT
 from planner.trace.drawing import FORMS, RIGHT, drawn, undrawable
 from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
@@ -108,8 +107,6 @@ def _draws(node: Node) -> bool:
     """Whether it draws random numbers in none of the ways that programs repeat."""
     if node.base == "rrelu":
         return bool(node.argument("training"))
-    if node.base in RECURRENT:  # Dropout between its layers, within one call.
-        return bool(node.argument("train")) and node.argument("dropout") != 0 and node.argument("num_layers") != 1
     return node.base not in FORMS and (node.base in RANDOM or (node.base in OTHER_DROPOUTS and not _drops_nothing(node)))
 
 

@@ -6,6 +6,7 @@ resumed runs draw alike: normal, uniform, exponential and whole numbers. All oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,12 +14,15 @@ from planner.ir.body import Node
 from planner.ir.errors import InternalError
 from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
+from planner.trace.regions import OTHER_DROPOUTS
 
 _MADE = {"rand": "rand_like", "randint": "randint_like", "randn": "randn_like"}
-FORMS = NUMBERS | _MADE.keys() | {"bernoulli", "feature_dropout", "normal", "normal_functional", "random", "uniform"}
+FORMS = NUMBERS | _MADE.keys() | {"bernoulli", "normal", "normal_functional", "random", "uniform"} | OTHER_DROPOUTS
 """The operations that :func:`drawn` takes."""
-RIGHT = ("dropout, dropout2d, randn_like, rand_like, randint_like, bernoulli and the like: programs draw them again alike in "
+RIGHT = ("dropout, randn_like, rand_like, randint_like, bernoulli and the like: programs draw them again alike in "
          "recomputation, on every tensor rank and after a resume")
+_SATURATION = 1.7580993408473766
+"""Of SELU: scale x alpha (Klambauer et al. 2017, section 3), as torch has it."""
 _WIDE = frozenset({"float32", "float64"})
 """Dtypes in which uniform numbers are fine enough to be compared with a probability."""
 
@@ -29,8 +33,9 @@ def undrawable(node: Node) -> tuple[str, str] | None:
         return (f"{node.base} draws random numbers once for all samples",
                 "micro-batches and data ranks would each draw others: draw for every sample, [batch, ...]")
     said = dict(node.arguments)
-    whole = node.base == "feature_dropout" and said["p"] == 1
-    if whole or (node.base in ("random", "randint", "randint_like") and not isinstance(said.get("to", said.get("high")), int)):
+    everything = node.base in OTHER_DROPOUTS and said["p"] == 1
+    unbounded = isinstance(said.get("high"), Ref) or (node.base == "random" and not isinstance(said.get("to"), int))
+    if everything or unbounded:
         return f"{node.op} draws random numbers in a way that no program repeats", RIGHT
     return None
 
@@ -65,8 +70,9 @@ class _Draw:
             self._numbers("randint_like", self._template(dtype), last=True)
         elif base == "bernoulli":
             self._kept(self._template(self._wide()), said.get("p", Ref(self.node.operands[0])), last=True)
-        elif base == "feature_dropout":
-            self._channels(1 - _number(said["p"]))
+        elif base in OTHER_DROPOUTS:
+            whole = base.startswith("feature")
+            self._dropout(self._first_of_channels() if whole else self.node.operands[0], 1 - _number(said["p"]))
 
     def _numbers(self, base: str, like: str, *, last: bool = False) -> str:
         arguments: dict[str, Argument] = {"self": Ref(like)}
@@ -108,21 +114,33 @@ class _Draw:
         cast: dict[str, Argument] = {"self": Ref(below), "dtype": Dtype(type_.dtype), "non_blocking": False, "copy": False}
         return self._add("" if last else "_kept", "to.dtype", type_, cast)
 
-    def _channels(self, probability: float) -> None:
-        """Whole channels [batch, channels, ...] kept with a probability (aten/src/ATen/native/Dropout.cpp)."""
-        values, type_ = self.node.operands[0], self.node.type
-        first = values
+    def _first_of_channels(self) -> str:
+        """One number for each channel [batch, channels, ...]."""
+        first, type_ = self.node.operands[0], self.node.type
         for dim in range(2, type_.rank):
             one = replace(type_, shape=(*type_.shape[:2], *(1,) * (dim - 1), *type_.shape[dim + 1:]))
             cut: dict[str, Argument] = {"self": Ref(first), "dim": dim, "start": 0, "end": 1, "step": 1}
             first = self._add(f"_first_{dim}", "slice.Tensor", one, cut, differentiable=self.node.differentiable)
+        return first
+
+    def _dropout(self, like: str, probability: float) -> None:
+        """Values kept with a probability, and the others 0 or, by alpha dropout, such that mean and variance stay
+        (aten/src/ATen/native/Dropout.cpp). ``like``: of the masks' shape."""
+        type_, node = self.types[like], self.node
         if (wide := self._wide()) != type_.dtype:
-            made: dict[str, Argument] = {"self": Ref(first), "dtype": Dtype(wide)}
-            first = self._add("_template", "empty_like", replace(self.types[first], dtype=wide), made)
-        kept = self._kept(first, probability)
-        scaled = self._add("_scaled", "div.Tensor", self.types[kept], {"self": Ref(kept), "other": probability})
-        self._add("", "mul.Tensor", type_, {"self": Ref(values), "other": Ref(scaled)},
-                  differentiable=self.node.differentiable)
+            made: dict[str, Argument] = {"self": Ref(like), "dtype": Dtype(wide)}
+            like = self._add("_template", "empty_like", replace(type_, dtype=wide), made)
+        kept, alpha = self._kept(like, probability), _SATURATION if "alpha" in node.base else 0.0
+        factor = 1 / math.sqrt((alpha**2 * (1 - probability) + 1) * probability) if alpha else 1 / probability
+        scaled = self._add("_scaled", "mul.Tensor", type_, {"self": Ref(kept), "other": factor})
+        product = self._add("_product" if alpha else "", "mul.Tensor", node.type,
+                            {"self": Ref(node.operands[0]), "other": Ref(scaled)}, differentiable=node.differentiable)
+        if alpha:  # What is kept is moved by a part of what dropped values become.
+            moved = self._add("_moved", "mul.Tensor", type_, {"self": Ref(kept), "other": alpha * factor})
+            filled = self._add("_filled", "add.Tensor", type_,
+                               {"self": Ref(moved), "other": alpha * factor * -probability, "alpha": 1})
+            self._add("", "add.Tensor", node.type, {"self": Ref(product), "other": Ref(filled), "alpha": 1},
+                      differentiable=node.differentiable)
 
     def _add(
         self, suffix: str, op: str, type_: TensorType, arguments: Mapping[str, Argument], *, differentiable: bool = False

@@ -115,6 +115,18 @@ def test_chances_are_as_they_are_written(tmp_path: Path, forward: str, mean: flo
     assert float(total / weight) == pytest.approx(mean, abs=0.02 if mean == 0.3 else 0.01)
 
 
+@pytest.mark.parametrize("dropped", ["alpha_dropout", "feature_alpha_dropout"])
+@pytest.mark.parametrize(("statistic", "expected"), [("outputs.mean()", 0.0), ("outputs.square().mean()", 1.0)])
+def test_alpha_dropout_keeps_mean_and_variance(tmp_path: Path, dropped: str, statistic: str, expected: float) -> None:
+    """Klambauer et al. 2017: of values with a mean of 0 and a variance of 1."""
+    graph = trace_model(source(tmp_path, f"F.{dropped}(x + 0 * h, 0.3, True)", statistic), dtype="float64")
+    parameters = {"a.weight": torch.zeros(8, 8, dtype=torch.float64), "a.bias": torch.zeros(8, dtype=torch.float64)}
+    torch.manual_seed(0)
+    total, weight = run(graph, parameters, {name: torch.randn(20_000, 16, 8, dtype=torch.float64) for name in ("x", "y")})
+    assert drawn(graph) == ["rand_like"]
+    assert (total / weight).item() == pytest.approx(expected, abs=0.02)
+
+
 def test_what_a_layer_draws_stays_with_it(tmp_path: Path) -> None:
     """So layers are alike; what the whole model reads again comes of the batch alone, and every stage draws it for itself."""
     graph = trace_model(source(tmp_path, model="Denoising"), dtype="float32")
@@ -134,7 +146,8 @@ def test_what_a_layer_draws_stays_with_it(tmp_path: Path) -> None:
     ("h - torch.randn_like(h).mean(0)", SQUARES, "mean.*batch|blends samples"),
     ("h + torch.empty_like(h).random_()", SQUARES, "random draws random numbers in a way that no program repeats"),
     ("h + torch.empty_like(h).random_(2, 6)", SQUARES, r"torch cannot trace random_\(low, high\); use"),
-    ("F.alpha_dropout(h, 0.1, True)", SQUARES, "alpha_dropout draws random numbers in forward; draw by dropout, dropout2d"),
+    ("F.dropout1d(h, 1.0)", SQUARES, "feature_dropout draws random numbers in a way that no program repeats"),
+    ("torch.poisson(h.exp())", SQUARES, "poisson draws random numbers in forward; draw by dropout, randn_like, rand_like"),
 ])
 def test_what_no_program_repeats_is_refused(tmp_path: Path, forward: str, loss: str, said: str) -> None:
     with pytest.raises(ModelError, match=rf"drawing\.py.*{said}"):
