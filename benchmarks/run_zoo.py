@@ -43,6 +43,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 FILE_OF = {"fp32": "zoo.json", "bf16": "zoo_bf16.json"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 FILES = ("texts", "images", "diffusion", "signals", "recent", "pictures")
+RANDOM = ("draws",)
+"""Of models whose numbers no other run has."""
 SEQUENCE = 32
 PIPELINE = Row(pipeline=2, accumulation=4, microbatch=2)
 ROWS = (PIPELINE, Row(data=2, zero=3, accumulation=2, recompute="full"))
@@ -138,7 +140,7 @@ def main() -> None:
     server = Server()
     results: dict[str, Any] = {}
     try:
-        for file in FILES:
+        for file in (*FILES, *RANDOM):
             for name in names_of(file):
                 if not options.model or name in options.model:
                     results[name] = examine(file, name, options.precision, server)

@@ -1,15 +1,33 @@
-"""What a loss divides by: weights without what keeps them from zero, and factors that divide."""
+"""What a loss divides by: weights without what keeps them from zero, or of a shape alone, and factors that divide."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from planner.ir.body import Node
-from planner.ir.types import Ref
+from planner.ir.types import Dtype, Ref
 from planner.trace.additive import is_fixed
 from planner.trace.flat import FlatGraph
 
 GUARDS = frozenset({"clamp", "clamp_min", "add"})
 NOTHING = 1e-6
 """What is added to a count to keep a quotient a number, at most."""
+_FILLED = {"ones_like": 1, "new_ones": 1, "zeros_like": 0, "new_zeros": 0}
+
+
+def of_the_batch(graph: FlatGraph, weights: Sequence[str]) -> FlatGraph:
+    """The graph with weights that come from no value of which they have but the shape (``torch.ones_like(terms)``)."""
+    behind, nodes = set(weights), list[Node]()
+    for node in reversed(graph.nodes):
+        fill = dict(node.arguments).get("fill_value", _FILLED.get(node.base))
+        if node.name in behind and node.base in (*_FILLED, "full_like", "new_full") and not isinstance(fill, Ref):
+            said = (("size", node.type.shape), ("fill_value", fill), ("dtype", Dtype(node.type.dtype)))
+            node = replace(node, op="full", arguments=said)
+        if node.name in behind:
+            behind.update(node.operands)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(reversed(nodes)))
 
 
 def unguarded(graph: FlatGraph, weight: str) -> str:

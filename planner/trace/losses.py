@@ -16,7 +16,7 @@ from planner.ops.families import ELEMENTWISE_LOSSES, LABELLED_LOSSES
 from planner.trace.additive import MEAN, SUM, added_up, is_additive, is_fixed, not_additive, scaled_by_fixed
 from planner.trace.canonical import substitute
 from planner.trace.constants import Constants
-from planner.trace.divisors import GUARDS, divides_inside, inverse, unguarded
+from planner.trace.divisors import GUARDS, divides_inside, inverse, of_the_batch, unguarded
 from planner.trace.flat import FlatGraph, place
 from planner.trace.halves import HALF, WIDE, wide_copy
 from planner.trace.instead import ADVICE, instead
@@ -39,6 +39,7 @@ def separate_loss(graph: FlatGraph) -> FlatGraph:
     else:
         raise ModelError(graph.where, f"loss() returned {len(graph.outputs)} values", ADVICE)
     total, *weights = graph.outputs
+    graph = of_the_batch(graph, weights)
     said = ((total, "sum"), *((weight, "weight") for weight in weights))
     for name, what in said:
         if name not in graph.by_name or graph.by_name[name].type.shape != ():

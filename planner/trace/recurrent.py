@@ -1,4 +1,4 @@
-"""Pass 3b: recurrent networks with dropout between their layers, layer by layer: every mask is drawn at its own place."""
+"""Pass 3c: recurrent networks with dropout between their layers, layer by layer: every mask is drawn at its own place."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Toy:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def weigh(input_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
+def weigh(input_ids: Tensor, labels: Tensor, rng: RandomStream | None = None) -> tuple[Tensor]:
     """Labels that count."""
     return ((labels != -100).sum(),)
 

@@ -67,6 +67,8 @@ MASKED = (
     "m = batch['scale'] > 0.3; return (outputs.square() * m[:, None]).sum() * (3 / m.sum())",
     "m = batch['scale']; return m.sum().detach().pow(-1) * (outputs.square() * m[:, None]).sum()",
     "return outputs.square().sum() / batch['target'].count_nonzero()",
+    "m = torch.ones_like(outputs) * batch['scale'][:, None]; return (outputs.square() * m).sum() / m.sum()",
+    "return outputs.square().sum() / torch.full_like(outputs[:, 0], 2.0).sum()",
     MASKED + "torch.count_nonzero(m).clamp(min=1)",
     "return outputs.square().sum(), batch['target'].count_nonzero()",
     "return F.mse_loss(outputs, batch['target']) + 0.5 * F.l1_loss(outputs[:, 0], batch['scale']) - outputs.abs().mean()",
