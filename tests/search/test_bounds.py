@@ -232,8 +232,7 @@ def _check(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [2, wide(1)])
-def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains as small as these are told apart, or real variables settle them; here every branch is mixed and parted, as
     those of long chains are."""
     told: list[int] = []
@@ -271,7 +270,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch, part
     monkeypatch.setitem(globals(), "SLACK", 0.05)
 
     @seed(5001)
-    @settings(max_examples=240 // part, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=240, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases())
     def each(case: Case) -> None:
         _check(case)
