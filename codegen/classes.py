@@ -246,7 +246,7 @@ def _context_call(call: ContextCall, program: Program) -> list[str]:
 
 def _context_arguments(call: ContextCall, program: Program) -> list[str]:
     device = f"{(call.arguments or (program.batch[0].variable,))[0]}.device"
-    stream = ['rng.block("context")'] if call.random else []
+    stream = ["rng"] if call.random else []
     return [*call.arguments, *(f'constant("{key}", {device})' for _, key in call.constants), *stream]
 
 

@@ -20,7 +20,8 @@ from .hashing import seed_of
 
 @dataclass(frozen=True, slots=True)
 class RandomStream:
-    """The randomness of one micro-batch on one rank; :meth:`block` narrows it to one block."""
+    """The randomness of one micro-batch on one rank; :meth:`block` narrows it to one block. What no block draws (noise that
+    several stages read) has it as it is."""
 
     seed: int
     step: int

@@ -45,7 +45,7 @@ DETERMINED = '''    from runtime.random_stream import RandomStream
 
     def determined(plain):
         def draw(stream, like, **named):
-            if stream.name == "context" or like.shape[-1] == 1:  # whole, or like what holds no numbers
+            if not stream.name or like.shape[-1] == 1:  # whole, or like what holds no numbers
                 return plain(stream, like, **named) if not named["sharded"] else torch.zeros_like(like)
             return 0.01 + 0.98 * like.detach().cos().square()
         return draw
