@@ -112,3 +112,45 @@ def test_a_resumed_run_draws_on(
     begun = losses(program.train(workers, 1, "--checkpoint", kept))
     assert begun + losses(program.train(workers, 3, "--checkpoint", kept)) == pytest.approx(first[0], rel=1e-12)
     assert len(set(first[0])) == 3
+
+
+CALLED = """
+import torch
+from torch import nn
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        h = self.b(torch.tanh(self.a(x)))
+        noise = torch.randn_like(h)
+        return h + noise, noise
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.context, self.question = Noisy(), Noisy()
+    def forward(self, x):
+        noise = torch.randn_like(x)
+        h, first = self.context(x + noise)
+        h, second = self.question(h)
+        return h, noise, first, second
+
+def example_inputs(batch, seq):
+    return {"x": torch.randn(batch, 500, 8)}
+
+def loss(outputs, batch):
+    h, *noise = outputs
+    return (0 * h + noise[%d] * noise[%d]).mean()
+"""
+
+
+@pytest.mark.parametrize("pair", [(0, 1), wide((0, 2)), wide((1, 2)), wide((1, 1))], ids=str)
+def test_a_block_of_any_name_draws_other_numbers(workers: Workers, pair: tuple[int, int], tmp_path: Path) -> None:
+    """A block called ``context`` drew the batch's noise once more."""
+    (tmp_path / "called.py").write_text(CALLED % pair)
+    graph = trace_model(load_model(f"{tmp_path / 'called.py'}:Reader", {}, None), dtype="float64")
+    assert [block.name for block in graph.blocks][:2] == ["context", "question"]
+    (found,) = losses(emitted(graph, Row(microbatch=4), tmp_path / "program").train(workers, 1))
+    assert found == pytest.approx(float(pair[0] == pair[1]), abs=0.05)
