@@ -128,9 +128,10 @@ def _slice(
     body = graph.context.part(outputs)
     nodes, inputs, buffers = body.nodes, body.inputs, body.buffers
     if not inputs and (not buffers or any(_counts_batch(argument) for node in nodes for _, argument in node.arguments)):
-        # The batch size, and the device where nothing else tells it, come from some input.
-        given = graph.batch_inputs[0]
-        inputs = graph.context.inputs[:1] or (BodyValue(given.name, given.type),)
+        # The batch size, and the device where nothing else tells it, come from some input; the weights are not given shares.
+        shares = {name for name, _ in graph.shares}
+        own = (*graph.context.inputs, *(BodyValue(given.name, given.type) for given in graph.batch_inputs))
+        inputs = (next(value for value in own if value.name not in shares),)
     renames = {v.name: unique(v.name.split(".")[-1], set(used)) for v in buffers}
     whole = Body("context", (*inputs, *buffers), (), (), nodes, tuple(outputs))
     placement = BodyPlacement(

@@ -104,6 +104,27 @@ def test_a_loss_is_divided_by_the_masks_that_it_draws(workers: Workers, row: Row
     assert all(bool(gradient.any()) for gradient in torch.load(gradients).values())
 
 
+TWO_MASKS = """
+        return x, mask, torch.bernoulli(torch.full_like(mask, 0.5))
+
+def example_inputs(batch, seq):
+    return {"x": torch.randn(batch, 5, 8)}
+
+def loss(outputs, batch):
+    given, *masks = outputs
+    ones = given.sum(-1) - given.sum(-1).detach() + 1
+    return sum((ones * mask).sum() / mask.sum() for mask in masks)
+"""
+
+
+def test_a_loss_is_divided_by_several_masks(workers: Workers, tmp_path: Path) -> None:
+    """They are drawn of no input: what is made of them for the weights read an average's share, which comes of the weights."""
+    (tmp_path / "masked.py").write_text(MASKED.partition("        return x, mask")[0] + TWO_MASKS)
+    graph = trace_model(load_model(f"{tmp_path / 'masked.py'}:Masked", {}, None), dtype="float64")
+    program = emitted(graph, Row(data=2, pipeline=2, accumulation=2, microbatch=2), tmp_path / "program")
+    assert losses(program.train(workers, 2)) == pytest.approx([2.0, 2.0], rel=1e-12)
+
+
 def test_a_resumed_run_draws_on(
     workers: Workers, first: tuple[list[float], dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
