@@ -8,7 +8,7 @@ from planner.ir.body import Node
 from planner.ir.types import TensorType
 from planner.ops.attention import fused_attention
 from planner.ops.einsums import batched_product
-from planner.ops.families import CONVOLUTIONS, POINTWISE, RESHAPES, TRANSPOSED_CONVOLUTIONS, VIEWS
+from planner.ops.families import CONVOLUTIONS, POINTWISE, RECURRENT, RESHAPES, TRANSPOSED_CONVOLUTIONS, VIEWS
 from planner.ops.fourier import FOURIER, transformed
 from planner.ops.layout import (
     Layout,
@@ -63,10 +63,19 @@ def result_layouts(
         return (inherited(operands[:1], outputs[0].sizes(batch), outputs[0].dtype),), False
     if node.base in FOURIER:
         return tuple(transformed(node, operands[0], type_.sizes(batch), type_.dtype) for type_ in outputs), False
+    if node.base in RECURRENT and dict(node.arguments).get("batch_first"):
+        return tuple(_step_by_step(fresh(type_, batch), at) for at, type_ in enumerate(outputs)), False
     product = batched_product(node, operands) if node.base == "einsum" else None
     if product is not None:
         return (product.result,), False
     return tuple(fresh(type_, batch) for type_ in outputs), False
+
+
+def _step_by_step(rows: Layout, at: int) -> Layout:
+    """What a recurrent network makes of [batch, steps, ...]: its outputs lie in memory step by step (RNN.cpp transposes them in
+    the end), and the states after the last step row by row."""
+    samples, _, width = rows.sizes
+    return rows if at else Layout(rows.sizes, (width, samples * width, 1), rows.dtype)
 
 
 def _channels_last(node: Node, operands: Sequence[Layout]) -> bool:

@@ -83,6 +83,20 @@ def test_result_lies_as_torch_lays_it(name: str) -> None:
     check(op, tensors, **arguments)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_what_a_recurrent_network_makes_lies_step_by_step(kind: type[torch.nn.RNNBase], batch_first: bool) -> None:
+    """What a block hands on is copied where it lies otherwise than row by row: masks are drawn in the order of memory."""
+    given = torch.randn(2, 5, 3, dtype=torch.float64)
+    outputs, ends = kind(3, 4, bidirectional=True, batch_first=batch_first, dtype=torch.float64)(given)
+    made = [outputs, *(ends if isinstance(ends, tuple) else (ends,))]
+    types = [TensorType(tuple(each.shape), "float64") for each in made]
+    name = "rnn_tanh" if kind is torch.nn.RNN else kind.__name__.lower()
+    node = Node("out", f"{name}.input", (("input", Ref("x")), ("batch_first", batch_first)), tuple(types))
+    found, _ = result_layouts(node, [Layout((2, 5, 3), given.stride(), "float64")], types, 1, [True])
+    assert [each.strides for each in found] == [each.stride() for each in made]
+
+
 def _einsum(draw: random.Random) -> tuple[str, Tensor, Tensor]:
     """Two operands of any letters, dims in any order, in memory too; some extents are 1."""
     letters = list("abcdefg"[: draw.randint(2, 6)])
