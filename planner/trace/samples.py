@@ -11,7 +11,7 @@ from planner.trace.dtypes import CONSTANT
 from planner.trace.flat import FlatGraph, place
 from planner.trace.meetings import READS, WRITES, refuse_meetings
 
-NUMBERS = frozenset({"other", "value", "exponent", "alpha"})
+NUMBERS = frozenset({"other", "value", "exponent", "alpha", "low", "high"})
 """Arguments that enter the values themselves, not shapes or indices."""
 
 ROUTED = frozenset({GROUPED_PRODUCT, *READS, *WRITES})

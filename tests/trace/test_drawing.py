@@ -144,6 +144,7 @@ def test_what_a_layer_draws_stays_with_it(tmp_path: Path) -> None:
     ("h + torch.randn_like(self.a.bias)", SQUARES, "randn_like draws random numbers once for all samples"),
     ("h + torch.randn(h.shape[0] * 16, 8).view(-1, 16, 8)", SQUARES, "which of the numbers that randn_like draws are a samp"),
     ("h - torch.randn_like(h).mean(0)", SQUARES, "mean.*batch|blends samples"),
+    ("h + h[torch.randint(0, len(h), (len(h),))]", SQUARES, "randint_like computes with the batch size"),
     ("h + torch.empty_like(h).random_()", SQUARES, "random draws random numbers in a way that no program repeats"),
     ("h + torch.empty_like(h).random_(2, 6)", SQUARES, r"torch cannot trace random_\(low, high\); use"),
     ("F.dropout1d(h, 1.0)", SQUARES, "feature_dropout draws random numbers in a way that no program repeats"),
