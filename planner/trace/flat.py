@@ -318,7 +318,7 @@ class _Reader:
         if not 1e-100 < abs(value) < 1e100:
             return
         ratio = abs(value) * BATCH
-        fraction = abs(value) < 1 and round(ratio) >= 1 and abs(ratio - round(ratio)) < 1e-9 * ratio
+        fraction = BATCH > round(ratio) >= 1 and abs(ratio - round(ratio)) < 1e-9 * ratio
         fraction |= 0 < round(1 / ratio) < 10_000_000 and math.isclose(1 / ratio, round(1 / ratio), rel_tol=1e-12)
         multiple = abs(value) >= BATCH and abs(value) < 2**53 and value % BATCH == 0
         square = value * value if abs(value) >= 1 else 1 / (value * value)

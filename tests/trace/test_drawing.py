@@ -74,6 +74,8 @@ def drawn(graph: ModelGraph) -> list[str]:
     "h + torch.empty_like(h).random_(6)", "F.gumbel_softmax(h, tau=0.5)", "h + F.gumbel_softmax(h, hard=True)",
     "h + torch.normal(h, 2.0)", "h + torch.normal(0.5, torch.exp(h))", "h + torch.normal(h, torch.exp(h))",
     "torch.distributions.Normal(h, torch.exp(h), validate_args=False).rsample()",
+    "torch.distributions.Normal(h, torch.exp(h)).rsample()", "h + torch.distributions.Gumbel(h, 1.0).rsample()",
+    "h * torch.distributions.Uniform(torch.zeros_like(h), 2.0).rsample()",
 ])
 def test_the_numbers_are_the_plain_models(tmp_path: Path, forward: str) -> None:
     """Where torch makes them in the same way, under the same seed; and so are the loss's gradients."""
