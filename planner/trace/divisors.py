@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.ir.body import Node
+from planner.ir.inlining import NUMBERS
 from planner.ir.types import Dtype, Ref
 from planner.trace.additive import is_fixed
 from planner.trace.flat import FlatGraph
@@ -17,17 +18,28 @@ _FILLED = {"ones_like": 1, "new_ones": 1, "zeros_like": 0, "new_zeros": 0}
 
 
 def of_the_batch(graph: FlatGraph, weights: Sequence[str]) -> FlatGraph:
-    """The graph with weights that come from no value of which they have but the shape (``torch.ones_like(terms)``)."""
+    """The graph with weights that come from no value of which they have but the shape (``torch.ones_like(terms)``,
+    ``torch.rand_like(terms) < 0.2``)."""
     behind, nodes = set(weights), list[Node]()
     for node in reversed(graph.nodes):
-        fill = dict(node.arguments).get("fill_value", _FILLED.get(node.base))
-        if node.name in behind and node.base in (*_FILLED, "full_like", "new_full") and not isinstance(fill, Ref):
-            said = (("size", node.type.shape), ("fill_value", fill), ("dtype", Dtype(node.type.dtype)))
-            node = replace(node, op="full", arguments=said)
+        made = _of_its_shape(node) if node.name in behind else [node]
         if node.name in behind:
-            behind.update(node.operands)
-        nodes.append(node)
+            behind.update(made[0].operands)
+        nodes += made
     return replace(graph, nodes=tuple(reversed(nodes)))
+
+
+def _of_its_shape(node: Node) -> list[Node]:
+    """The node, and before it in the graph what it is made like, where it has but the shape of its operand."""
+    size, dtype = ("size", node.type.shape), ("dtype", Dtype(node.type.dtype))
+    fill = dict(node.arguments).get("fill_value", _FILLED.get(node.base))
+    if node.base in (*_FILLED, "full_like", "new_full") and not isinstance(fill, Ref):
+        return [replace(node, op="full", arguments=(size, ("fill_value", fill), dtype))]
+    if node.base not in NUMBERS:
+        return [node]
+    like = replace(node, name=f"{node.name}_of_shape", op="empty.memory_format", arguments=(size, dtype))
+    drawn = tuple((key, Ref(like.name) if key == "self" else value) for key, value in node.arguments)
+    return [replace(node, arguments=drawn), like]
 
 
 def unguarded(graph: FlatGraph, weight: str) -> str:

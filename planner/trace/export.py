@@ -36,7 +36,7 @@ from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record
 from planner.trace.build import BuiltModel, build
 from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
-from planner.trace.draws import DrawnError, RefuseDrawnNumbers
+from planner.trace.draws import DrawnError, RefuseDrawnNumbers, refuse_seeds
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError
@@ -88,7 +88,7 @@ class TrainingStep(nn.Module):
         given = {argument: batch[name] if name else dict(batch) for argument, name in self.accepted.items()}
         # Both here, where the model's code begins: torch's own around it asks tensors a hundred thousand times.
         with self.hidden.where(hidden=False), RefuseSampleLoops(BATCH), RefuseDrawnNumbers(), self.record.of(self.model), \
-                RefuseStrays(self.model), _unvalidated():
+                RefuseStrays(self.model), refuse_seeds(), _unvalidated():
             return _checked(self.loss, self.loss(self.model(**given), batch))
 
 

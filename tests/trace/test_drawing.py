@@ -147,6 +147,8 @@ def test_what_a_layer_draws_stays_with_it(tmp_path: Path) -> None:
     ("h + torch.randn(h.shape[0] * 16, 8).view(-1, 16, 8)", SQUARES, "which of the numbers that randn_like draws are a samp"),
     ("h - torch.randn_like(h).mean(0)", SQUARES, "mean.*batch|blends samples"),
     ("h + h[torch.randint(0, len(h), (len(h),))]", SQUARES, "randint_like computes with the batch size"),
+    ("h + torch.randn(h.shape, generator=torch.Generator())", SQUARES, "draws from a generator of its own; leave it out"),
+    ("torch.manual_seed(0) and h + torch.randn_like(h)", SQUARES, "forward seeds torch's generator; leave it out"),
     ("h + torch.empty_like(h).random_()", SQUARES, "random draws random numbers in a way that no program repeats"),
     ("h + torch.empty_like(h).random_(2, 6)", SQUARES, r"torch cannot trace random_\(low, high\); use"),
     ("F.dropout1d(h, 1.0)", SQUARES, "feature_dropout draws random numbers in a way that no program repeats"),
@@ -157,10 +159,11 @@ def test_what_no_program_repeats_is_refused(tmp_path: Path, forward: str, loss: 
         trace_model(source(tmp_path, forward, loss), dtype="float32")
 
 
-def test_a_loss_may_be_divided_by_what_is_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("like", ["x", "h"])
+def test_a_loss_may_be_divided_by_what_is_drawn(tmp_path: Path, like: str) -> None:
     """Masks, as masked language models draw them: the terms' weight counts those of the loss."""
     loss = "(outputs[0] * 0 + 3 * outputs[1]).sum() / outputs[1].sum()"
-    graph = trace_model(source(tmp_path, "h, (torch.rand_like(x) < 0.2).to(h.dtype)", loss), dtype="float64")
+    graph = trace_model(source(tmp_path, f"h, (torch.rand_like({like}) < 0.2).to(h.dtype)", loss), dtype="float64")
     assert drawn(graph) == ["rand_like"]
     parameters = {"a.weight": torch.zeros(8, 8, dtype=torch.float64), "a.bias": torch.zeros(8, dtype=torch.float64)}
     total, weight = run(graph, parameters, {name: torch.zeros(40, 16, 8, dtype=torch.float64) for name in ("x", "y")})
