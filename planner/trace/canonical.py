@@ -9,6 +9,7 @@ from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.inlining import NUMBERS
 from planner.ir.types import Argument, Dtype, Ref, TensorType
+from planner.ops.families import RECURRENT
 from planner.trace.drawing import FORMS, RIGHT, drawn, undrawable
 from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
@@ -107,7 +108,13 @@ def _draws(node: Node) -> bool:
     """Whether it draws random numbers in none of the ways that programs repeat."""
     if node.base == "rrelu":
         return bool(node.argument("training"))
-    return node.base not in FORMS and (node.base in RANDOM or (node.base in OTHER_DROPOUTS and not _drops_nothing(node)))
+    return drops_between(node) or (node.base in RANDOM and node.base not in FORMS)
+
+
+def drops_between(node: Node) -> bool:
+    """Whether a recurrent network drops values between its layers, within one call."""
+    several = node.base in RECURRENT and node.argument("num_layers") != 1
+    return several and bool(node.argument("train")) and bool(node.argument("dropout"))
 
 
 def _draws_nothing(node: Node) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.types import Argument, Ref, TensorType
-from planner.ops.families import RECURRENT
-from planner.trace.canonical import substitute
+from planner.trace.canonical import drops_between, substitute
 from planner.trace.flat import FlatGraph
 
 
@@ -18,7 +17,7 @@ def layers_apart(graph: FlatGraph) -> FlatGraph:
     nodes: list[Node] = []
     for original in graph.nodes:
         node = substitute(original, renamed)
-        if node.base in RECURRENT and _drops_between(node):
+        if drops_between(node) and "input" in dict(node.arguments):  # not of packed sequences
             layers = _Layers(node)
             results[node.name] = layers.write()
             nodes += layers.made
@@ -29,11 +28,6 @@ def layers_apart(graph: FlatGraph) -> FlatGraph:
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(renamed.get(name, name) for name in graph.outputs))
-
-
-def _drops_between(node: Node) -> bool:
-    several = "num_layers" in dict(node.arguments) and node.argument("num_layers") != 1
-    return several and bool(node.argument("train")) and bool(node.argument("dropout"))
 
 
 class _Layers:
