@@ -182,7 +182,7 @@ FIELDS = [
     # A split backward pass whose group of nodes has a way between two that is not the last one's.
     ("recalled", "fp32", Row(pipeline=2, schedule="interleaved-zero-bubble", stages_of_rank=1, accumulation=1, microbatch=8)),
     # A way between two nodes of a group over nodes of others, whose weights are made of their parameters first.
-    wide("recent:sphere", "fp32", SPLIT), ("dynamics", "fp32", SPLIT),
+    wide("recent:sphere", "fp32", SPLIT), wide("dynamics", "fp32", SPLIT),
     # A gradient that waits, and lies in memory otherwise than its value: a copy is sent back.
     ("diffusion:unet", "fp32", SPLIT),
     wide("state_space", "fp32", Row(pipeline=2, accumulation=4, microbatch=2)),

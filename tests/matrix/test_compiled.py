@@ -9,6 +9,7 @@ import pytest
 from tests.matrix.build import Row
 from tests.matrix.programs import emitted, losses, read_reports, small_graph
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 ROWS = {
@@ -21,7 +22,7 @@ COUNTS = '''    train(build(), options)
 '''
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [wide("tensor 2"), "pipeline 2 x data 2"])
 def test_compiled_blocks_train_alike(workers: Workers, name: str, tmp_path: Path) -> None:
     """With dropout: masks are drawn as ever, outside of what is compiled."""
     graph = small_graph("gpt", layers=2 * ROWS[name].pipeline - 1, dropout=0.1)

@@ -17,6 +17,7 @@ from tests.matrix.build import Row
 from tests.matrix.programs import emitted, losses, small_graph
 from tests.matrix.reference import worst_gradient
 from tests.matrix.workers import Workers
+from tests.wide import wide
 
 pytestmark = pytest.mark.slow
 RATE = 0.1
@@ -88,7 +89,7 @@ def test_split_activations_have_a_mask_of_their_own_on_every_rank(workers: Worke
 
 
 @pytest.mark.parametrize("row", [
-    Row(tensor=2, data=2, sequence_parallel=True, zero=3), Row(tensor=2, pipeline=2, accumulation=2, zero=1),
+    Row(tensor=2, data=2, sequence_parallel=True, zero=3), wide(Row(tensor=2, pipeline=2, accumulation=2, zero=1)),
 ], ids=lambda row: row.label)
 def test_recomputation_repeats_the_masks(workers: Workers, row: Row, tmp_path: Path) -> None:
     found = {}
@@ -120,6 +121,7 @@ def test_masks_of_replicated_activations_do_not_depend_on_the_plan(workers: Work
         assert worst_gradient(gradients_got, found[0][1])[1] <= 1
 
 
+@pytest.mark.wide
 def test_a_resumed_run_draws_the_same_masks(workers: Workers, tmp_path: Path) -> None:
     row = Row(tensor=2, data=2, sequence_parallel=True, zero=2, accumulation=2, recompute="mixed")
     program = emitted(small_graph("gpt", dropout=RATE), row, tmp_path / "program")
