@@ -66,6 +66,7 @@ def drawn(graph: ModelGraph) -> list[str]:
     return [node.base for body in (graph.context, *graph.bodies) for node in body.nodes if draws(node)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [
     "h + torch.exp(h) * torch.randn_like(h)", "h * torch.rand_like(h)",
     "h + torch.randn(*h.shape, dtype=h.dtype)", "h * torch.rand(h.shape, dtype=h.dtype)",
@@ -97,6 +98,7 @@ def test_the_numbers_are_the_plain_models(tmp_path: Path, forward: str) -> None:
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-13) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "mean"), [
     ("torch.bernoulli(torch.full_like(h, 0.3))", 0.3), ("torch.bernoulli(0 * h + 0.3)", 0.3),
     ("torch.empty_like(h).bernoulli_(0.3)", 0.3), ("torch.empty_like(h).bernoulli_(torch.full_like(h, 0.3))", 0.3),
@@ -117,6 +119,7 @@ def test_chances_are_as_they_are_written(tmp_path: Path, forward: str, mean: flo
     assert float(total / weight) == pytest.approx(mean, abs=0.02 if mean == 0.3 else 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropped", ["alpha_dropout", "feature_alpha_dropout"])
 @pytest.mark.parametrize(("statistic", "expected"), [("outputs.mean()", 0.0), ("outputs.square().mean()", 1.0)])
 def test_alpha_dropout_keeps_mean_and_variance(tmp_path: Path, dropped: str, statistic: str, expected: float) -> None:

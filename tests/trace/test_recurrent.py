@@ -34,6 +34,7 @@ def loss(outputs, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "layers", "width", "bases"), [
     ("nn.LSTM(4, 4, 3, dropout=0.4, batch_first=True)", 3, 4, {"lstm"}),
     ("nn.GRU(4, 4, 2, dropout=0.4, batch_first=True, bidirectional=True)", 4, 8, {"gru"}),

@@ -63,6 +63,7 @@ def test_modules_in_a_list_are_refused(tmp_path: Path) -> None:
         graph(tmp_path, "def loss(outputs, batch): return (outputs ** 2).mean()", "Listed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [
     "loss = Criterion().requires_grad_(False)",
     "frozen = Criterion().requires_grad_(False)\ndef loss(outputs, batch): return frozen(outputs, batch)",
