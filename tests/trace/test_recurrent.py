@@ -9,6 +9,7 @@ import torch
 
 from planner.trace import load_model, trace_model
 from planner.trace.interpret import run
+from tests.torch_versions import knows_states
 
 FILE = """
 import torch
@@ -44,6 +45,7 @@ def loss(outputs, batch):
 def test_every_layer_is_what_torch_computes(
     tmp_path: Path, network: str, layers: int, width: int, bases: set[str]
 ) -> None:
+    knows_states(network)
     path = tmp_path / "recurrent.py"
     start = "(start, start.tanh())" if "LSTM" in network else "start"
     path.write_text(FILE.format(network=network, layers=layers, width=width, start=start))
