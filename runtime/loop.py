@@ -230,10 +230,11 @@ class Trainer:
         return lambda index: RandomStream(self.seed, step, index, world.data_rank, world.tensor.rank)
 
 
-def weighed(program: Program, batch: Mapping[str, Tensor], streams: Streams | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+def weighed(program: Program, batch: Mapping[str, Tensor], streams: Streams | None) -> tuple[Tensor, dict[str, Tensor]]:
     """The weight of all terms of a step, 0-dim float: over the micro-batches, then an all-reduce over the data axis; and the
     batch. Where the loss adds averages over other weights, the weight is the number of samples, and the batch tells the stages
-    what each average's sum is scaled by: its share, that weight over its own."""
+    what each average's sum is scaled by: its share, that weight over its own. ``streams``: of the micro-batches, where
+    the model draws at random: masks may weigh terms."""
     parts = []
     for index, chunk in enumerate(split_batch(batch, program.microbatches)):
         extra = {} if streams is None else {"rng": streams(index)}

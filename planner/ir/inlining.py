@@ -21,14 +21,14 @@ VIEWS = frozenset({
 })
 _PARTED = frozenset({"split", "split_with_sizes", "chunk"})
 _LEADING = frozenset({"linear", "matmul", "mm", "layer_norm", "rms_norm", "embedding"})
-NUMBERS = frozenset({"exponential", "rand_like", "randint_like", "randn_like"})
+DRAWN = frozenset({"exponential", "rand_like", "randint_like", "randn_like"})
 """Operations that draw numbers of the shape and the dtype of their operand."""
 _MASKS = {"dropout": "p", "native_dropout": "p", "scaled_dot_product_attention": "dropout_p"}
 
 
 def draws(node: Node) -> bool:
     """Whether an operation draws random masks or numbers."""
-    return node.base in NUMBERS or (node.base in _MASKS and bool(node.argument(_MASKS[node.base])))
+    return node.base in DRAWN or (node.base in _MASKS and bool(node.argument(_MASKS[node.base])))
 
 
 def expression_size(operands: Iterable[int]) -> int:

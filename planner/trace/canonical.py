@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
 from planner.trace.drawing import FORMS, RIGHT, drawn, undrawable
@@ -70,7 +70,7 @@ def canonicalise(graph: FlatGraph) -> FlatGraph:
             types[made.name] = made.type
             if made.base in SHAPED and types[made.operands[0]] == made.type:
                 shaped[made.name] = shaped.get(made.operands[0], made.operands[0])
-            made = substitute(made, shaped) if made.base in NUMBERS else made
+            made = substitute(made, shaped) if made.base in DRAWN else made
             gradients |= {made.name} if carries else set()
             nodes.append(replace(made, differentiable=carries))
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
@@ -227,7 +227,7 @@ def _idle(node: Node, types: dict[str, TensorType], gradients: set[str]) -> str 
 def _canonical_without_gradient(node: Node, types: dict[str, TensorType], gradients: set[str]) -> Iterable[Node]:
     """The canonical form; what was computed under ``no_grad`` reads detached values, so that the graph says so itself."""
     carrying = [name for name in dict.fromkeys(node.operands) if name in gradients]
-    reads_none = node.base in NUMBERS | {"detach", "getitem"}
+    reads_none = node.base in DRAWN | {"detach", "getitem"}
     if node.differentiable or reads_none or not node.type.floating or not carrying:
         yield from _canonical(node, types)
         return

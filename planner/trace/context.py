@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.body import Node
-from planner.ir.inlining import NUMBERS, draws
+from planner.ir.inlining import DRAWN, draws
 from planner.ir.types import TensorType, exact
 from planner.trace.canonical import prune, substitute
 from planner.trace.flat import FlatGraph
@@ -30,7 +30,7 @@ def _own_draws(graph: FlatGraph) -> frozenset[str]:
     flow = nx.DiGraph((operand, node.name) for node in graph.nodes for operand in node.operands)
     own: set[str] = set()
     for node in graph.nodes:
-        if node.name not in graph.context or node.base not in NUMBERS or not node.module:
+        if node.name not in graph.context or node.base not in DRAWN or not node.module:
             continue
         computed = {node.name, *nx.descendants(flow.subgraph(graph.context), node.name)}
         readers = {reader for name in computed for reader in flow.successors(name)}

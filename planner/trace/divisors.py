@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.ir.body import Node
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import Dtype, Ref
 from planner.trace.additive import is_fixed
 from planner.trace.flat import FlatGraph
@@ -35,7 +35,7 @@ def _of_its_shape(node: Node) -> list[Node]:
     fill = dict(node.arguments).get("fill_value", _FILLED.get(node.base))
     if node.base in (*_FILLED, "full_like", "new_full") and not isinstance(fill, Ref):
         return [replace(node, op="full", arguments=(size, ("fill_value", fill), dtype))]
-    if node.base not in NUMBERS:
+    if node.base not in DRAWN:
         return [node]
     like = replace(node, name=f"{node.name}_of_shape", op="empty.memory_format", arguments=(size, dtype))
     drawn = tuple((key, Ref(like.name) if key == "self" else value) for key, value in node.arguments)
@@ -77,7 +77,8 @@ def inverse(graph: FlatGraph, name: str) -> tuple[str, float] | None:
         return None
     arguments = dict(node.arguments)
     value, other = arguments.get("self"), arguments.get("other")
-    assert isinstance(value, Ref)
+    if not isinstance(value, Ref):
+        return None
     if node.base == "reciprocal" or (node.base == "pow" and arguments.get("exponent") == -1):
         return value.name, 1
     if node.base in ("detach", "to") or (node.op == "mul.Tensor" and isinstance(other, (int, float))):

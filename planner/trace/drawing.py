@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from planner.ir.body import Node
 from planner.ir.errors import InternalError
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
 from planner.trace.regions import OTHER_DROPOUTS
 
 _MADE = {"rand": "rand_like", "randint": "randint_like", "randn": "randn_like"}
-FORMS = NUMBERS | _MADE.keys() | {"bernoulli", "normal", "normal_functional", "random", "uniform"} | OTHER_DROPOUTS
+FORMS = DRAWN | _MADE.keys() | {"bernoulli", "normal", "normal_functional", "random", "uniform"} | OTHER_DROPOUTS
 """The operations that :func:`drawn` takes."""
 RIGHT = ("dropout, randn_like, rand_like, randint_like, bernoulli and the like: programs draw them again alike in "
          "recomputation, on every tensor rank and after a resume")
@@ -58,7 +58,7 @@ class _Draw:
 
     def write(self) -> None:
         said, base, dtype = self.said, self.node.base, self.node.type.dtype
-        if base in NUMBERS | _MADE.keys():
+        if base in DRAWN | _MADE.keys():
             self._numbers(_MADE.get(base, base), self._template(dtype), last=True)
         elif base == "uniform":
             low, high = _number(said["from"]), _number(said["to"])

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
 from planner.ir.graph import BatchInput
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import Argument, BatchMultiple, Dtype, Extent, Ref, TensorType
 from planner.trace.batches import ADVICE, SAMPLES
 from planner.trace.build import BuiltModel
@@ -41,7 +41,7 @@ def carrying(node: Node) -> tuple[str, ...]:
     """The operands whose values the result is made of."""
     if node.base in AS_ANOTHER:
         return node.operands[:1]
-    return () if node.base in CONSTANT | NUMBERS | WITHOUT_GRADIENT else node.operands
+    return () if node.base in CONSTANT | DRAWN | WITHOUT_GRADIENT else node.operands
 
 
 @dataclass(frozen=True)

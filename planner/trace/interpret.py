@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planner.ir.body import Body, Node
 from planner.ir.graph import Block, ModelGraph
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import BatchMultiple, Dtype, Ref
 from planner.trace.recipes import decode
 
@@ -75,7 +75,7 @@ def execute(node: Node, environment: Mapping[str, Any], batch: int) -> Any:
     arguments = {name: _value(value, environment, batch) for name, value in node.arguments}
     if node.op == "getitem":
         return arguments["input"][arguments["index"]]
-    with torch.set_grad_enabled(torch.is_grad_enabled() and node.base not in NUMBERS):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and node.base not in DRAWN):
         return operation(node.op)(**arguments)
 
 

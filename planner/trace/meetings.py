@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from planner.ir.body import Node
 from planner.ir.errors import ModelError
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType
 from planner.trace.additive import added_up, is_additive
 from planner.trace.along import along, contracted
@@ -95,7 +95,7 @@ class _Walk:
             yield several[at] if isinstance(at, int) and at < len(several) else several[0]
         elif node.base in CONSTANT:
             yield Followed(Kind.FREE)
-        elif node.base in NUMBERS:
+        elif node.base in DRAWN:
             yield Followed(Kind.SAMPLES, self._order_of_drawn(node))
         elif not any(self.of(name).of_samples for name in node.operands):
             self._refuse_table(node)

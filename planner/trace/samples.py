@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.errors import ModelError
-from planner.ir.inlining import NUMBERS as DRAWN
+from planner.ir.inlining import DRAWN
 from planner.ir.types import BatchMultiple, TensorType
 from planner.ops.families import GROUPED_PRODUCT
 from planner.trace.canonical import prune

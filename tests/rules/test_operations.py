@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from planner.ir.inlining import NUMBERS
+from planner.ir.inlining import DRAWN
 from planner.ir.placement import REPLICATE, shard
 from planner.rules.pointwise import POINTWISE
 from planner.rules.table import RULES
@@ -310,7 +310,7 @@ def test_every_strategy_is_the_whole_operation(name: str, degree: int) -> None:
     CASES[name]().check(degree)
 
 
-@pytest.mark.parametrize("base", sorted(NUMBERS))
+@pytest.mark.parametrize("base", sorted(DRAWN))
 def test_draws_are_split_as_what_they_are_like(base: str) -> None:
     """Whole on every rank, or along a dim of it; never as a part of a sum."""
     made = call("randint_like.low_dtype", real(4, 6), 0, 3) if base == "randint_like" else call(base, real(4, 6))
@@ -321,7 +321,7 @@ def test_draws_are_split_as_what_they_are_like(base: str) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    without_values = {"empty", "empty_like", "new_empty", "getitem", *NUMBERS}
+    without_values = {"empty", "empty_like", "new_empty", "getitem", *DRAWN}
     torch.manual_seed(0)
     proved = {make().node.base for make in CASES.values()}
     assert set(RULES) - proved == without_values

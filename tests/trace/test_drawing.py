@@ -9,7 +9,7 @@ import torch
 
 from planner.ir.errors import ModelError
 from planner.ir.graph import ModelGraph
-from planner.ir.inlining import NUMBERS, draws
+from planner.ir.inlining import DRAWN, draws
 from planner.trace import load_model, trace_model
 from planner.trace.interpret import run
 from planner.trace.source import ModelSource
@@ -82,7 +82,7 @@ def test_the_numbers_are_the_plain_models(tmp_path: Path, forward: str) -> None:
     """Where torch makes them in the same way, under the same seed; and so are the loss's gradients."""
     model = source(tmp_path, forward)
     graph = trace_model(model, dtype="float64")
-    assert len(drawn(graph)) == 1 and set(drawn(graph)) <= NUMBERS
+    assert len(drawn(graph)) == 1 and set(drawn(graph)) <= DRAWN
     torch.set_default_dtype(torch.float64)
     try:
         plain = model.build()

@@ -289,6 +289,8 @@ def test_what_is_added_to_an_average_that_is_kept_a_number(model_file: Callable[
     ("m = batch['scale']; return outputs.square().mean(1, keepdim=True).sum(0, keepdim=True).squeeze()", "without keepdim"),
     ("return F.mse_loss(outputs, batch['target']) * torch.full((), len(outputs))", "by a computed value|batch size"),
     ("return F.mse_loss(outputs, batch['target']) * batch['scale'].mean()", "ends in mul by a computed value"),
+    ("return F.mse_loss(outputs, batch['target']) * torch.cat([batch['scale'].sum().view(1)]).view(())", "by a computed value"),
+    ("return F.mse_loss(outputs, batch['target']) * F.dropout(batch['scale'].sum(), 0.5)", "by a computed value|for all"),
     ("return F.mse_loss(outputs, batch['target']).sqrt()", "ends in sqrt"),
     ("return outputs", "returned no scalar"),
     ("return (outputs ** 2).sum()", r"is a plain sum.*return \(loss_sum, weight\)"),
