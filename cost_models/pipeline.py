@@ -318,42 +318,48 @@ def longest_paths(
 
 
 def lengths(
-    name: str, pipeline: int, virtual: int, microbatches: int, times: NDArray[np.float64], send_s: float
+    name: str, pipeline: int, virtual: int, microbatches: int, times: NDArray[np.float64], sends_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """[cases]: seconds of a step under each of many ``times`` [cases, virtual stages, 3] (forward, input and weight
-    gradient), as :func:`simulate` says, every cut between ranks taking ``send_s``. An illegal schedule raises ValueError."""
+    gradient), as :func:`simulate` says; ``sends_s`` [virtual stages], or [cases, virtual stages]: seconds over the cut before a
+    stage. An illegal schedule raises ValueError."""
     short = _shorter(name, pipeline, virtual, microbatches)
     if short is not None:
         _check(name, pipeline, virtual, microbatches)
-        a, b = (_lengths(_graph(name, pipeline, virtual, each), times, send_s) for each in (short, 2 * short))
+        a, b = (_lengths(_graph(name, pipeline, virtual, each), times, sends_s) for each in (short, 2 * short))
         return np.asarray(a + (microbatches - short) / short * (b - a))
-    return _lengths(_graph(name, pipeline, virtual, microbatches), times, send_s)
+    return _lengths(_graph(name, pipeline, virtual, microbatches), times, sends_s)
 
 
 def rough_lengths(
-    name: str, pipeline: int, virtual: int, microbatches: int, times: NDArray[np.float64], send_s: float
+    name: str, pipeline: int, virtual: int, microbatches: int, times: NDArray[np.float64], sends_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """[cases]: what :func:`lengths` says or less, by a ten-thousandth or so: in single precision, in half the time. ``times``
     must not be negative."""
     graph = _graph(name, pipeline, virtual, microbatches)
-    found = _lengths(graph, times.astype(np.float32), send_s).astype(np.float64)
+    found = _lengths(graph, times.astype(np.float32), sends_s).astype(np.float64)
     # Every number and every sum is too large by half a digit at most; a path adds two numbers a wave.
     return np.asarray(found / (1 + float(np.finfo(np.float32).eps) / 2) ** (2 * len(graph.bounds) + 3))
 
 
-def _lengths(graph: _Graph, times: NDArray[Any], send_s: float) -> NDArray[Any]:
+def _lengths(graph: _Graph, times: NDArray[Any], sends_s: NDArray[np.float64]) -> NDArray[Any]:
+    sends_s = np.where(np.arange(times.shape[1]) > 0, sends_s, 0.0)  # Where nothing is sent, the cut is the first.
+    every = np.broadcast_to(sends_s, (len(times), times.shape[1]))
     if len(times) * len(graph.cost) < FEW * len(graph.bounds):
-        sends = [0.0] + [send_s] * (times.shape[1] - 1)
-        return np.array([max(_ends(graph, _of_kinds(case).tolist(), sends)) for case in times])
+        pairs = zip(_of_kinds(times).tolist(), every.tolist(), strict=True)
+        return np.array([max(_ends(graph, durations, sends)) for durations, sends in pairs])
     size = max(1, TOGETHER // len(graph.cost))
-    parts = [_last_ends(graph, times[at : at + size], send_s) for at in range(0, len(times), size)]
+    parts = [
+        _last_ends(graph, times[at : at + size], sends_s[None] if sends_s.ndim == 1 else every[at : at + size])
+        for at in range(0, len(times), size)
+    ]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _last_ends(graph: _Graph, times: NDArray[Any], send_s: float) -> NDArray[Any]:
-    """[cases]: when the last action ends."""
+def _last_ends(graph: _Graph, times: NDArray[Any], sends_s: NDArray[np.float64]) -> NDArray[Any]:
+    """[cases]: when the last action ends. ``sends_s`` [cases or 1, virtual stages]."""
     durations = np.ascontiguousarray(_of_kinds(times).T)
-    sent = np.where(graph.cut > 0, send_s, 0.0).astype(times.dtype)[:, None]
+    sent = sends_s.astype(times.dtype).T[graph.cut]
     # Behind the actions, a place for what is absent: it has ended when the step begins.
     ends = np.zeros((len(graph.cost) + 1, len(times)), dtype=times.dtype)
     widest = max((wave.stop - wave.start for wave in graph.bounds), default=0)
@@ -374,7 +380,7 @@ def _last_ends(graph: _Graph, times: NDArray[Any], send_s: float) -> NDArray[Any
 def _of_kinds(times: NDArray[Any]) -> NDArray[Any]:
     """[..., stages x kinds]: how long actions last, of the passes' ``times`` [..., stages, 3]."""
     by_kind = (times[..., 0], times[..., 1], times[..., 2], times[..., 1] + times[..., 2])
-    return np.stack(by_kind, axis=-1).reshape(*times.shape[:-2], -1)
+    return np.stack(by_kind, axis=-1).reshape(*times.shape[:-2], times.shape[-2] * len(KINDS))
 
 
 def _durations(times: Sequence[StageTimes]) -> list[float]:

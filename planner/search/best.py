@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from planner.ir.plan import Plan, Prediction
 from planner.search.request import Look
 
+SURELY = 1 - 1e-9
+"""A gap is closed a little further than it is asked for, so that it is not above that by a rounded digit."""
+
 
 @dataclass
 class Best:
@@ -22,7 +25,7 @@ class Best:
 
     def target(self) -> float:
         """What a plan must be quicker than to matter."""
-        return min(self.step_s * (1 - self.gap), math.nextafter(self.most_s, math.inf))
+        return min(self.step_s * (1 - SURELY * self.gap), math.nextafter(self.most_s, math.inf))
 
     def report(self, plan: Plan, prediction: Prediction) -> Prediction:
         """Keep a plan that is better than all before and fits by a closer look as well; returns what that look saw."""

@@ -345,7 +345,8 @@ class Branches:
         amounts: list[tuple[Key, float]] = [
             ((True, at), float(values[share.columns].sum())) for at, share in enumerate(counts.shares)
         ]
-        amounts += [((False, int(at)), float(values[at])) for at in (*counts.layout.n_at, *counts.layout.break_at)]
+        # (Where runs end follows from these.)
+        amounts += [((False, int(at)), float(values[at])) for at in counts.layout.n_at]
         for key, amount in amounts:
             shared, index = key
             least, most = (0.0, counts.most(counts.shares[index])) if shared else counts.sides(index)

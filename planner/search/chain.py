@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -24,6 +24,11 @@ class Run:
     count: int
     crossing_bytes: int
     received_bytes: int = 0
+
+
+def run_at(runs: Sequence[Run], block: int) -> int:
+    """The run that a block of the model belongs to."""
+    return max(at for at, run in enumerate(runs) if run.first <= block)
 
 
 Name = tuple[tuple[int, ...], int, Allowed]

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import lengths, rough_lengths
+from planner.search.crossings import Crossings
 from planner.search.greedy import Shares
 from planner.search.linear import Floats, Indices
 from planner.search.paths import Paths
@@ -191,7 +192,7 @@ class Choices:
     def _of(self, places: Indices) -> tuple[Floats, list[Floats]]:
         """Of known paths."""
         counts = self.paths.of_stages(places)
-        fixed = counts[:, PASSES].sum(axis=1) * self.stream.send_s
+        fixed = counts[:, PASSES] @ self._crossings.sends_s
         return fixed, [
             np.einsum("psv,wvs->wp", counts[:, :PASSES, self._owned[rank]], ways.passes_s)
             for rank, ways in enumerate(self.ways)
@@ -205,7 +206,11 @@ class Choices:
         for rank, (path, ways, each) in enumerate(zip(between(shape.timetable), self.ways, through, strict=True)):
             parts[rank][:, rank] += (ways.passes_s * path.shared[self._owned[rank]]).sum(axis=(1, 2))
             parts[rank][:, rank] += path.own * each[..., INPUT_GRADIENT:].sum(axis=2).max(axis=1)
-        return np.full(shape.pipeline, 2 * int(shape.crosses.sum()) * self.stream.send_s), parts
+        return np.full(shape.pipeline, self._crossings.both_ways_s), parts
+
+    @cached_property
+    def _crossings(self) -> Crossings:
+        return self.stream.crossings(self.shares.shape, self.shares.bounds)
 
     @cached_property
     def _owned(self) -> Indices:
@@ -313,7 +318,7 @@ class Choices:
     def _simulated(self, times: Floats, *, roughly: bool) -> Floats:
         """[cases]: lengths of the pipeline; in half the digits, and never more than they are, where ``roughly``."""
         self.simulated += len(times)
-        return (rough_lengths if roughly else lengths)(*self.shares.shape.timetable, times, self.stream.send_s)
+        return (rough_lengths if roughly else lengths)(*self.shares.shape.timetable, times, self._crossings.sends_s)
 
     def _steps(self, found: NDArray[np.int64]) -> Floats:
         """[cases]: T + R of whole assignments [cases, ranks]."""

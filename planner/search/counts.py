@@ -200,7 +200,7 @@ class Counts:
         assert self._program is None
         layout, self.held = self.layout, np.rint(whole)
         blocks, ends = np.split(self.held, [len(layout.n_at)])
-        layout.fewest = layout.most = blocks
+        layout.hold(blocks)
         program = self._model()
         program.low[layout.break_at] = program.high[layout.break_at] = ends
 
@@ -245,7 +245,7 @@ class Counts:
 
     def _known_longer(self, values: Floats) -> list[int]:
         """Known paths, the longest of those that are longer than a solution says."""
-        seconds = self.paths.seconds(self.layout.times(values), self.stream.send_s)
+        seconds = self.paths.seconds(self.layout.times(values), self.layout.crossings.sends_s)
         return list(map(int, self.paths.longest(seconds, values[LENGTH] * (1 + self._tolerated * AGREEMENT / 2), KNOWN)))
 
     def _state(self, places: Sequence[int]) -> bool:
@@ -380,7 +380,7 @@ class Counts:
     @property
     def _sends(self) -> list[float]:
         """Seconds over each cut."""
-        return [0.0] + [self.stream.send_s] * (self.shape.stages - 1)
+        return list(map(float, self.layout.crossings.sends_s))
 
     def _simulate(self, times: Floats, tail_s: float, sends: list[float]) -> tuple[float, list[CriticalPath]]:
         shape, stages = self.shape, [StageTimes(*map(float, row)) for row in times]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cost_models.live import LIVE
 from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
-from planner.search.chain import Chain
+from planner.search.chain import Chain, run_at
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
@@ -76,6 +76,7 @@ class Shares:
     ``ranks`` [cases]; a rank's last portions and a portion's last choices are empty where others have more."""
 
     shape: Shape
+    bounds: tuple[int, ...]
     portions: tuple[tuple[Portion, ...], ...]
     capacity_bytes: Floats
     """[ranks, instants]: what is left beside what does not depend on choices."""
@@ -94,7 +95,7 @@ class Shares:
             kinds, slots = [portion.kind for portion in mine], [portion.slot for portion in mine]
             times[rank, :, : len(mine)] = found[at][:, kinds, slots]
             capacity[rank] = shape.capacity_bytes - _around(chain, shape, rank, bounds)[at]
-        return Shares(shape, portions, capacity, times)
+        return Shares(shape, tuple(bounds), portions, capacity, times)
 
     @cached_property
     def _tables(self) -> Floats:
@@ -172,7 +173,7 @@ class Shares:
         compute, traffic = self.passes(counts, ranks)
         shape, gradients = self.shape, stream.gradients
         owned = np.argsort(shape.ranks, kind="stable").reshape(shape.pipeline, shape.virtual)
-        passes = stream.passes_s(compute, traffic, stream.stopped_s(shape)[owned[ranks]])
+        passes = stream.passes_s(compute, traffic, stream.crossings(shape, self.bounds).stopped_s[owned[ranks]])
         behind = last_passes(shape.pipeline, shape.virtual, shape.microbatches) * compute[..., 1:].sum(axis=(1, 2))
         once, optimizer = self.once(counts, ranks)
         return passes, np.maximum(gradients.floor * once, once - gradients.hidden * behind) + optimizer
@@ -250,7 +251,7 @@ def _around(chain: Chain | Stream, shape: Shape, rank: int, bounds: Sequence[int
     """[instants]: what a rank holds beside its blocks: receive buffers, the batch, and of each live micro-batch the context's
     values and what is sent on, less what lies in receive buffers."""
     cuts = [bounds[cut] if 0 < cut < shape.stages else 0 for cut in range(shape.stages + 1)]
-    begins = [next(run for run in reversed(chain.runs) if run.first <= cut) if cut else None for cut in cuts]
+    begins = [chain.runs[run_at(chain.runs, cut)] if cut else None for cut in cuts]
     crossing = [0 if run is None else run.crossing_bytes for run in begins]
     received = [0 if run is None else run.received_bytes for run in begins]
     total, owned = shape.microbatches * chain.batch_bytes, shape.owned(rank)

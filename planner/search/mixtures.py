@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.pipeline import CriticalPath, Dependencies, dependencies
-from cost_models.schedules import turn_length
+from cost_models.schedules import KINDS, turn_length
 from planner.search.linear import Floats, Indices, Row
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Shape
@@ -41,6 +41,9 @@ GRAIN = 1e-4
 END, BEGINNING = -1, -1
 """What has no column of its own: T behind the last actions, and the beginning of the step."""
 
+SENT = len(KINDS)
+"""A transfer, beside the kinds of actions."""
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -54,16 +57,16 @@ class Mixture:
 class _Network:
     """The actions of a schedule as rows: an action that waits for several ends its own time after each of them has (``count``
     such), one that waits for a single one ends so long after that. A row for every wait of the former, then of each rank's last
-    action, behind which T is: ``goal`` ends (:data:`END`: T), ``source`` has ended before (:data:`BEGINNING`), ``sent``
-    transfers lie between; ``edge``: which of the schedule's it is (behind them, the ranks). Between both lie, by ``row``,
-    ``number`` actions of a ``stage`` and a ``kind``, the goal's own among them. ``kept`` [edges]: waits that count."""
+    action, behind which T is: ``goal`` ends (:data:`END`: T), ``source`` has ended before (:data:`BEGINNING`);
+    ``edge``: which of the schedule's it is (behind them, the ranks). Between both lie, by ``row``, ``number`` actions of a
+    ``stage`` and a ``kind``, the goal's own among them, and transfers over the cut before a stage (:data:`SENT`). ``kept``
+    [edges]: waits that count."""
 
     known: Dependencies
     kept: NDArray[np.bool_]
     count: int
     goal: Indices
     source: Indices
-    sent: Floats
     edge: Indices
     row: Indices
     stage: Indices
@@ -109,10 +112,10 @@ def best_mixture(
 def _network(name: str, pipeline: int, virtual: int, microbatches: int, grain: int) -> _Network:
     known = dependencies(name, pipeline, virtual, microbatches)
     kept = _kept(known, grain, turn_length(pipeline, microbatches))
-    count, tables = 0, _Tables([], [], [], [], [])
-    begin = (BEGINNING, dict[tuple[int, int], int](), 0)
-    # Of every action: the last one before it that has a column, actions since then, itself among them, and transfers.
-    since: list[tuple[int, dict[tuple[int, int], int], int]] = []
+    count, tables = 0, _Tables([], [], [], [])
+    begin = (BEGINNING, dict[tuple[int, int], int]())
+    # Of every action: the last one before it that has a column; actions since then, itself among them, and transfers.
+    since: list[tuple[int, dict[tuple[int, int], int]]] = []
     edges, at = list(zip(known.source.tolist(), known.cut.tolist(), kept.tolist(), strict=True)), 0
     ends = np.searchsorted(known.target, np.arange(1, len(known.stage) + 1)).tolist()
     for own, end in zip(zip(known.stage.tolist(), known.kind.tolist(), strict=True), ends, strict=True):
@@ -120,12 +123,13 @@ def _network(name: str, pipeline: int, virtual: int, microbatches: int, grain: i
         for edge in range(at, end):
             source, cut, there = edges[edge]
             if there:
-                column, between, sent = since[source] if source >= 0 else begin
-                waits.append((edge, column, {**between, own: between.get(own, 0) + 1}, sent + (cut > 0)))
+                column, between = since[source] if source >= 0 else begin
+                more = (own, (cut, SENT)) if cut else (own,)
+                waits.append((edge, column, {**between, **{each: between.get(each, 0) + 1 for each in more}}))
         if len(waits) == 1:
             since.append(waits[0][1:])
         else:
-            since.append((count, {}, 0))
+            since.append((count, {}))
             for wait in waits:
                 tables.add(count, *wait)
             count += 1
@@ -148,22 +152,21 @@ class _Tables:
 
     goal: list[int]
     source: list[int]
-    sent: list[int]
     edge: list[int]
     between: list[dict[tuple[int, int], int]]
 
-    def add(self, goal: int, edge: int, source: int, between: dict[tuple[int, int], int], sent: int) -> None:
-        for part, value in ((self.goal, goal), (self.edge, edge), (self.source, source), (self.sent, sent)):
+    def add(self, goal: int, edge: int, source: int, between: dict[tuple[int, int], int]) -> None:
+        for part, value in ((self.goal, goal), (self.edge, edge), (self.source, source)):
             part.append(value)
         self.between.append(between)
 
-    def arrays(self) -> tuple[Indices, Indices, Floats, Indices, Indices, Indices, Indices, Floats]:
+    def arrays(self) -> tuple[Indices, Indices, Indices, Indices, Indices, Indices, Floats]:
         """As the network has them."""
         row = np.repeat(np.arange(len(self.goal)), list(map(len, self.between)))
         pairs = np.array([pair for each in self.between for pair in each])
         number = np.array([count for each in self.between for count in each.values()], dtype=float)
         goal, source, edge = (np.array(part, dtype=np.int64) for part in (self.goal, self.source, self.edge))
-        return goal, source, np.array(self.sent, dtype=float), edge, row, pairs[:, 0], pairs[:, 1], number
+        return goal, source, edge, row, pairs[:, 0], pairs[:, 1], number
 
 
 class _Extended:
@@ -171,7 +174,9 @@ class _Extended:
 
     def __init__(self, layout: Layout, network: _Network, size: int) -> None:
         self.size, self.count = size, network.count
-        self.low = network.sent * layout.stream.send_s
+        sent = np.flatnonzero(network.kind == SENT)
+        sent_s = network.number[sent] * layout.crossings.sends_s[network.stage[sent]]
+        self.low = np.bincount(network.row[sent], sent_s, len(network.goal))
         every = np.arange(len(network.goal))
         later = np.flatnonzero(network.source != BEGINNING)
         rows = [every, later]

@@ -46,9 +46,9 @@ class Paths:
         """[paths, 4, stages]: how often some of the paths have each pass of a stage, and the transfer before it."""
         return self._rows[places].reshape(len(places), 4, self.shape.stages)
 
-    def seconds(self, times: Floats, send_s: float) -> Floats:
-        """[paths]: their lengths under ``times`` [stages, passes], where every cut between ranks takes ``send_s``."""
-        return np.asarray(self._rows[: len(self.all)] @ np.concatenate([times.T.ravel(), np.full(len(times), send_s)]))
+    def seconds(self, times: Floats, sends_s: Floats) -> Floats:
+        """[paths]: their lengths under ``times`` [stages, passes], where cuts take ``sends_s`` [stages]."""
+        return np.asarray(self._rows[: len(self.all)] @ np.concatenate([times.T.ravel(), sends_s]))
 
     def longest(self, seconds: Floats, than_s: float, most: int) -> Indices:
         """Places of the longest of paths, as far as they are longer than that."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cost_models.pipeline import lengths, rough_lengths
 from planner.search.counted import Ranks
+from planner.search.crossings import Crossings
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
@@ -106,7 +107,7 @@ class Patterns:
         stream, before = self.stream, int(self._ends[0])
         counts = [self.shape.stages if self.is_long(run) else 1 for run in range(len(stream.runs))]
         firsts = [run if run <= before else before + self.shape.stages for run in range(len(counts))]
-        return replace(stream, runs=tuple(
+        return replace(stream, sends=(stream.send,) * len(stream.runs), runs=tuple(
             replace(
                 run, first=first, count=count, crossing_bytes=stream.crossing_bytes, received_bytes=stream.received_bytes
             )
@@ -187,6 +188,11 @@ class Patterns:
             given = np.nan_to_num(rate * left, nan=0.0, posinf=math.inf)
         return np.asarray(np.maximum(least, quickest - given))
 
+    @cached_property
+    def _crossings(self) -> Crossings:
+        """The least that can be, wherever the cuts are."""
+        return self.stream.crossings(self.shape)
+
     def _simulated(self, counts: NDArray[np.int64], *, roughly: bool) -> Floats:
         stream, shape = self.stream, self.shape
         assert self._long is not None
@@ -196,8 +202,8 @@ class Patterns:
         if self._ends[1]:
             times[:, -1] += self._least[-1]
         times[:, :, 0] += stream.context_s
-        times[:, :, :2] += stream.stopped_s(shape)[:, None]
-        return (rough_lengths if roughly else lengths)(*shape.timetable, times, stream.send_s)
+        times[:, :, :2] += self._crossings.stopped_s[:, None]
+        return (rough_lengths if roughly else lengths)(*shape.timetable, times, self._crossings.sends_s)
 
     def even(self) -> NDArray[np.int64]:
         """[cases, virtual stages]: ranks as equal as whole blocks allow, and as their least steps allow; what a rank has beside

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,8 @@ class Polish:
     def simulate(several: Sequence[Polish]) -> None:
         """Find out the step of several of one shape at once."""
         if several:
-            lengths_s = several[0]._lengths(np.stack([each._times for each in several]))
+            sends_s = np.stack([each._sends_s for each in several])
+            lengths_s = several[0]._lengths(np.stack([each._times for each in several]), sends_s)
             for each, length_s in zip(several, lengths_s.tolist(), strict=True):
                 each._step_s = length_s + float(each._tails.max())
 
@@ -77,7 +79,7 @@ class Polish:
         times = np.repeat(self._times[None], len(counts), axis=0)
         times[cases[:, None], self._owned[ranks]] = passes
         others = np.array([np.delete(self._tails, rank).max(initial=0.0) for rank in range(len(self._tails))])
-        seconds = self._lengths(times) + np.maximum(tails, others[ranks])
+        seconds = self._lengths(times, self._sends_s) + np.maximum(tails, others[ranks])
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < self.step_s * (1 - SHORTER)]
         if not len(order):
@@ -85,7 +87,7 @@ class Polish:
         for helping in (order[np.unique(ranks[order], return_index=True)[1]], order[:1]):
             times, tails_s = self._times.copy(), self._tails.copy()
             times[self._owned[ranks[helping]]], tails_s[ranks[helping]] = passes[helping], tails[helping]
-            step_s = float(self._lengths(times[None])[0] + tails_s.max())
+            step_s = float(self._lengths(times[None], self._sends_s)[0] + tails_s.max())
             if step_s <= seconds[order[0]]:
                 break
         self.counts[ranks[helping]] = counts[helping]
@@ -113,6 +115,9 @@ class Polish:
                                 found.append(swapped)
         return np.array(found, dtype=np.int64).reshape(-1, *now.shape)
 
-    def _lengths(self, times: Floats) -> Floats:
-        shape, send_s = self.shares.shape, self.stream.send_s
-        return lengths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, times, send_s)
+    @cached_property
+    def _sends_s(self) -> Floats:
+        return self.stream.crossings(self.shares.shape, self.shares.bounds).sends_s
+
+    def _lengths(self, times: Floats, sends_s: Floats) -> Floats:
+        return lengths(*self.shares.shape.timetable, times, sends_s)

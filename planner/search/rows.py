@@ -12,6 +12,7 @@ from cost_models.live import LIVE
 from cost_models.pipeline import CriticalPath
 from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
+from planner.search.crossings import Crossings
 from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.places import places_of
 from planner.search.shape import Shape
@@ -34,6 +35,7 @@ class Layout:
     stream: Stream
     shape: Shape
     exact: bool = False
+    crossings: Crossings = field(init=False)
     passes: int = field(init=False)
     size: int = field(init=False)
     fewest: Floats = field(init=False)
@@ -42,7 +44,7 @@ class Layout:
     def __post_init__(self) -> None:
         stream, shape = self.stream, self.shape
         self.passes = 3 if shape.splits_backward else 2
-        self.rank_of, self.crosses = shape.ranks, shape.crosses
+        self.rank_of, self.crossings = shape.ranks, stream.crossings(shape)
         self.least_transients = least_transients(stream, places_of(stream.spans, (shape,)))
         pairs = [
             (stage, run) for stage in range(shape.stages) for run in range(len(stream.runs))
@@ -75,6 +77,12 @@ class Layout:
             if self.stream.first_stage(run + 1, stages) <= stage < self.stream.last_stage(run, stages)
         ]
 
+    def hold(self, blocks: Floats) -> None:
+        """Pairs have just so many blocks: then it is known what crosses each cut."""
+        self.fewest = self.most = blocks
+        bounds = np.cumsum(np.bincount(self.pair_stage, blocks, self.shape.stages)).astype(int).tolist()
+        self.crossings = self.stream.crossings(self.shape, (0, *bounds))
+
     def time_at(self, stage: int, k: int) -> int:
         return TAIL + 1 + stage * self.passes + k
 
@@ -106,7 +114,7 @@ class Layout:
             ], dtype=float).T
             for kind in (0, 1)
         )
-        return stream.passes_s(compute, traffic, stream.stopped_s(self.shape))
+        return stream.passes_s(compute, traffic, self.crossings.stopped_s)
 
     def stages(self, values: Floats) -> tuple[StagePlan, ...]:
         """What whole values say of the stages: counted choices are dealt to the blocks in order."""
@@ -173,7 +181,7 @@ class Layout:
     def _times(self) -> list[Row]:
         """Each pass at least its compute and what it waits for of its traffic: both forms of the maximum."""
         rows = []
-        gathers, context_s, stopped_s = self.stream.gathers, self.stream.context_s, self.stream.stopped_s(self.shape)
+        gathers, context_s, stopped_s = self.stream.gathers, self.stream.context_s, self.crossings.stopped_s
         forms = [(0.0, gathers.floor)] + ([(gathers.hidden, 1.0)] if gathers.hidden > 0 and gathers.floor < 1 else [])
         compute = np.where(self.kind[:, None] == 0, self.vectors[:, :3], 0.0)
         traffic = np.where(self.kind[:, None] == 1, self.vectors[:, :2], 0.0)
@@ -233,20 +241,18 @@ class Layout:
 
     def _around(self, owned: Indices) -> float:
         """A rank's batch and receive buffers, at least."""
-        shape, size = self.shape, self.stream.crossing_bytes
+        shape, sent = self.shape, self.crossings.sent_bytes
         return float(shape.microbatches * self.stream.batch_bytes + sum(
             receive_buffer_bytes(
-                shape.schedule, stage, shape.stages, shape.microbatches,
-                size * int(self.crosses[stage]), size * int(self.crosses[stage + 1]), shape.virtual,
+                shape.schedule, stage, shape.stages, shape.microbatches, sent[stage], sent[stage + 1], shape.virtual
             )
-            for stage in map(int, owned)
+            for stage in owned.tolist()
         ))
 
     def _kept(self, owned: Indices, live: Floats) -> float:
         """What live micro-batches keep beside the blocks' activations: the context's values and what is sent on; less what lies
         in receive buffers."""
-        sent = np.where(owned < self.shape.stages - 1, self.stream.crossing_bytes, 0)
-        received = np.where(owned > 0, self.stream.received_bytes, 0)
+        sent, received = self.crossings.size_bytes[owned + 1], self.crossings.received_bytes[owned]
         return float((live * (self.stream.context_bytes + sent - received)).sum())
 
     def work_rows(self, costs: RankCosts, most: Sequence[Indices]) -> list[Row]:
@@ -281,5 +287,5 @@ class Layout:
         counts = np.column_stack([path.forward, path.input_gradient, path.weight_gradient])[:, : self.passes].reshape(-1)
         used = np.flatnonzero(counts)
         columns = np.append(TAIL + 1 + used, LENGTH)
-        low, values = sum(path.transfers) * self.stream.send_s, np.append(-counts[used].astype(float), 1.0)
-        return Row(low, math.inf, columns, values, False)
+        values = np.append(-counts[used].astype(float), 1.0)
+        return Row(float(path.transfers @ self.crossings.sends_s), math.inf, columns, values, False)

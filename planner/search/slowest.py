@@ -106,8 +106,7 @@ class Slowest:
         times = layout.time_at(0, 0) + np.arange(counts.size)
         columns = np.concatenate([times, members, [LENGTH]])
         values = np.concatenate([-counts.ravel(), np.full(len(members), -slope * path.own), [1.0]])
-        sent_s = 2 * int(shape.crosses.sum()) * layout.stream.send_s
-        return Row(sent_s + path.own * least_s, math.inf, columns, values)
+        return Row(layout.crossings.both_ways_s + path.own * least_s, math.inf, columns, values)
 
     def seconds(self, run: int, rank: int, most: int) -> Floats:
         """[most + 1]: by the number of a rank's blocks of a run, what the backward pass of its slowest stage takes at least; of

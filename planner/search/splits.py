@@ -29,10 +29,7 @@ def best_split(layout: Layout, values: Floats, low: Floats, high: Floats) -> tup
     if not at.size:
         return None
     sides = [_changed(layout, values, at, whole) for whole in (below, below + 1.0)]
-    shape = layout.shape
-    seconds = lengths(
-        shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, np.concatenate(sides), layout.stream.send_s
-    )
+    seconds = lengths(*layout.shape.timetable, np.concatenate(sides), layout.crossings.sends_s)
     best = int(np.minimum(seconds[: len(at)], seconds[len(at) :]).argmax())
     return int(at[best]), float(below[best])
 

@@ -13,7 +13,8 @@ from cost_models.overlap import NO_OVERLAP, Overlap
 from hardware_profiles import Cluster, Engine
 from planner.evaluate import send_seconds
 from planner.ir.plan import Mesh
-from planner.search.chain import Chain, Run
+from planner.search.chain import Chain, Run, run_at
+from planner.search.crossings import NO_SEND, Crossings, Send
 from planner.search.places import Spans
 from planner.search.shape import Shape
 from planner.search.tables import Floats, Table, union
@@ -22,17 +23,15 @@ from planner.search.tables import Floats, Table, union
 @dataclass(frozen=True)
 class Stream:
     """``single``: per run, the choices of one block: of recomputation and of ZeRO stages. ``context_bytes`` of each micro-batch
-    in flight, ``batch_bytes`` of each micro-batch. ``send_s``: seconds by which a transfer over a cut delays what waits for
-    it; ``blocking_s``: for which both ranks stop. ``gathers``, ``gradients``: what hides of ZeRO's traffic of a micro-batch and
-    of a step."""
+    in flight, ``batch_bytes`` of each micro-batch. ``sends``: per run, a transfer over a cut before one of its blocks.
+    ``gathers``, ``gradients``: what hides of ZeRO's traffic of a micro-batch and of a step."""
 
     runs: tuple[Run, ...]
     single: tuple[tuple[Table, Table], ...]
     context_s: float
     context_bytes: int
     batch_bytes: int
-    send_s: float = 0.0
-    blocking_s: float = 0.0
+    sends: tuple[Send, ...]
     gathers: Overlap = NO_OVERLAP
     gradients: Overlap = NO_OVERLAP
 
@@ -45,6 +44,11 @@ class Stream:
         return tuple((run.first, run.count) for run in self.runs)
 
     @cached_property
+    def send(self) -> Send:
+        """Over every cut, at least."""
+        return min((send for run, send in zip(self.runs, self.sends, strict=True) if run.first), default=NO_SEND)
+
+    @cached_property
     def crossing_bytes(self) -> int:
         """Over every cut, at least."""
         return min((run.crossing_bytes for run in self.runs if run.first), default=0)
@@ -54,9 +58,14 @@ class Stream:
         """Of what crosses a cut, the most that the block after it keeps in any case: it lies in a receive buffer."""
         return max((run.received_bytes for run in self.runs), default=0)
 
-    def stopped_s(self, shape: Shape) -> Floats:
-        """[stages]: seconds for which a pass of a stage stops both ranks at its cuts."""
-        return self.blocking_s / 2 * (shape.crosses[:-1].astype(float) + shape.crosses[1:])
+    def crossings(self, shape: Shape, bounds: Sequence[int] | None = None) -> Crossings:
+        """What crosses the cuts of stages between these bounds; the least anywhere where these are not known."""
+        if bounds is None:
+            each = [(self.send, self.crossing_bytes, self.received_bytes)] * (shape.stages - 1)
+        else:
+            runs = [run_at(self.runs, cut) for cut in bounds[1 : shape.stages]]
+            each = [(self.sends[at], self.runs[at].crossing_bytes, self.runs[at].received_bytes) for at in runs]
+        return Crossings(shape, tuple(each))
 
     def passes_s(self, compute: Floats, traffic: Floats, stopped_s: Floats) -> Floats:
         """[..., 3]: the evaluator's seconds of the passes of stages, of their blocks' ``compute`` and ZeRO's ``traffic``
@@ -98,15 +107,18 @@ def stream_of(chains: Sequence[Chain], mesh: Mesh, cluster: Cluster, engine: Eng
         for at in range(len(runs))
     )
     costed = chains[0].costed
-    size = min((run.crossing_bytes for run in runs if run.first), default=0)
+    return Stream(
+        tuple(runs), single, costed.context_s, costed.context_bytes, costed.batch_bytes,
+        tuple(_send(run.crossing_bytes, mesh, cluster, engine) for run in runs),
+        Overlap(engine.gathers_hidden, engine.gathers_floor), Overlap(engine.gradients_hidden, engine.gradients_floor),
+    )
+
+
+def _send(size: int, mesh: Mesh, cluster: Cluster, engine: Engine) -> Send:
     # A tensor rank that sends its own part only sends no less than an even share.
     least = -(-size // mesh.tensor) if engine.sends_scattered else size
     send_s = engine.sends_exposed * send_seconds(cluster, mesh, least)
-    return Stream(
-        tuple(runs), single, costed.context_s, costed.context_bytes, costed.batch_bytes,
-        (1 - engine.sends_blocking) * send_s, engine.sends_blocking * send_s,
-        Overlap(engine.gathers_hidden, engine.gathers_floor), Overlap(engine.gradients_hidden, engine.gradients_floor),
-    )
+    return Send((1 - engine.sends_blocking) * send_s, engine.sends_blocking * send_s)
 
 
 def _each(chains: Sequence[Chain], run: int, part: int) -> tuple[Table, ...]:

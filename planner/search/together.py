@@ -87,7 +87,7 @@ class Together:
         seconds = np.array([work.first_s for work in self.known])[:, np.repeat(backward, self._pipeline)]
         least = np.where(places.begun, seconds, np.inf).min(axis=0)
         certain = (places.alone * seconds).sum(axis=0)
-        sends_s = self._each([(1 + each) * stream.send_s for each in backward])
+        sends_s = self._each([(1 + each) * stream.send.behind_s for each in backward])
         through = np.where(certain > 0, certain, least) + stream.context_s + sends_s
         before = np.zeros((len(self.shapes), self._pipeline))
         np.cumsum(through.reshape(before.shape)[:, :-1], axis=1, out=before[:, 1:])

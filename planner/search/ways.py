@@ -128,7 +128,8 @@ def _options(shares: Shares, stream: Stream, rank: int, slot: int, ranges: Seque
     ranks = np.full(len(counts), rank)
     compute, traffic = (each[:, slot] for each in shares.passes(whole, ranks))
     stage = shares.shape.owned(rank)[slot]
-    passes_s = stream.passes_s(compute, traffic, np.full(len(counts), stream.stopped_s(shares.shape)[stage]))
+    stopped_s = stream.crossings(shares.shape, shares.bounds).stopped_s[stage]
+    passes_s = stream.passes_s(compute, traffic, np.full(len(counts), stopped_s))
     once_s, optimizer_s = shares.once(whole, ranks)
     took = shares.shape.microbatches * passes_s.sum(axis=1) + stream.gradients.floor * once_s + optimizer_s
     # Gradients may hide behind what is computed: then more of it can be the better.

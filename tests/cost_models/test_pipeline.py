@@ -180,7 +180,7 @@ def test_a_long_schedule_is_known_from_shorter_ones(
     draw = np.random.default_rng(seed)
     timetable, stages = (*case, 600), case[1] * case[2]
     times = [StageTimes(*each) for each in draw.uniform(0.1, 1, (stages, 3))]
-    sends = [draw.uniform(0, 0.2)] * stages
+    sends = draw.uniform(0, 0.2, stages)
     whole = simulate(*timetable, times, sends)
     monkeypatch.setattr(pipeline_of, "LONG", 100)
     monkeypatch.setattr(pipeline_of, "LONG_ALONE", 100)
@@ -190,7 +190,7 @@ def test_a_long_schedule_is_known_from_shorter_ones(
     assert whole.total_s * (1 - 2e-3) <= known.total_s <= whole.total_s * (1 + 1e-9)
     assert known.busy_s == pytest.approx(whole.busy_s) and known.timetable == whole.timetable
     columns = np.array([[[each.forward_s, each.input_gradient_s, each.weight_gradient_s] for each in times]])
-    assert lengths(*timetable, columns, sends[-1]) == pytest.approx(known.total_s, rel=1e-3)
+    assert lengths(*timetable, columns, sends) == pytest.approx(known.total_s, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ HIDDEN = TensorType((BatchMultiple(1), 4), "float32")
 SCALAR = TensorType((), "float32")
 
 
-def make_cluster(devices: int, memory: int) -> Cluster:
+def make_cluster(devices: int, memory: int, bandwidth: float = 1e9) -> Cluster:
     """A round cluster: 1 PFLOP/s chips, slow links, no reserve."""
     curve = EfficiencyCurve(1.0, 0.0, 0.0, 1)
     chip = Chip("chip", memory, 1e12, {"bfloat16": 1e15, "float32": 1e15}, {"bfloat16": curve, "float32": curve},
                 1.0, 1.0, 1.0, 0.0, 0.0, 0)
-    link = Link("link", 1e9, 1e-6, 1.0, 0.0, 1e9)
+    link = Link("link", bandwidth, 1e-6, 1.0, 0.0, 1e9)
     return Cluster("made", chip, (Level("all", devices, link),), 1, devices)
 
 
@@ -46,9 +47,10 @@ def make_graph(bodies: Sequence[str], *, tied: bool = False) -> ModelGraph:
 
 def make_costed(
     graph: ModelGraph, seed: int, *, zeros: Sequence[int] = (0,), levels: Sequence[Recompute] = ("none", "full"),
-    degree: int = 1, microbatch: int = 1, crossing: int = 1000,
+    degree: int = 1, microbatch: int = 1, crossing: int | Sequence[int] = 1000,
 ) -> CostedGraph:
-    """Random prices: recomputation trades time for saved bytes, ZeRO trades traffic for persistent bytes."""
+    """Random prices: recomputation trades time for saved bytes, ZeRO trades traffic for persistent bytes. ``crossing``: over
+    every cut, or the cuts have these in turn."""
     draw = random.Random(seed)
     blocks, states, placements = {}, {}, {}
     for body in graph.bodies:
@@ -56,7 +58,8 @@ def make_costed(
         blocks[body.name] = {level: _block(draw, level, work, saved) for level in levels}
         states[body.name] = {zero: _state(draw, zero, size) for zero in zeros}
         placements[body.name] = BodyPlacement(body.name, degree, (REPLICATE,), (REPLICATE,), (), (REPLICATE,))
-    cuts = dict.fromkeys(range(1, len(graph.blocks)), crossing)
+    sizes = itertools.cycle((crossing,) if isinstance(crossing, int) else crossing)
+    cuts = dict(zip(range(1, len(graph.blocks)), sizes))
     return CostedGraph(graph, degree, microbatch, (placements,), (blocks,), (states,), (cuts,))
 
 

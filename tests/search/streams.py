@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.search.chain import Run
+from planner.search.crossings import Send
 from planner.search.stream import Stream
 from planner.search.tables import OPTIMIZER, PASSES, Table
 
@@ -25,4 +26,4 @@ def draw(seed: int, blocks: int) -> Stream:
         single.append((
             Table(compute, np.ones(2), np.zeros(2), ("none", "full")), Table(traffic, np.ones(2), np.zeros(2), (0, 3)),
         ))
-    return Stream(runs, tuple(single), context_s=0.05, context_bytes=1, batch_bytes=1, send_s=0.03)
+    return Stream(runs, tuple(single), context_s=0.05, context_bytes=1, batch_bytes=1, sends=(Send(0.03, 0.0),) * 3)

@@ -54,11 +54,11 @@ def test_known_paths_are_as_long_as_they_say() -> None:
     shape = Shape("interleaved-1f1b", 3, 2, 6, 1.0)
     paths, draw = Paths(shape), np.random.default_rng(5)
     times = draw.uniform(1.0, 2.0, (shape.stages, 3))
-    stages, sends = [StageTimes(*map(float, row)) for row in times], [0.0] + [0.3] * (shape.stages - 1)
+    stages, sends = [StageTimes(*map(float, row)) for row in times], np.append(0.0, draw.uniform(0.1, 0.5, shape.stages - 1))
     _, found = longest_paths(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, stages, sends, 4)
     places = paths.add([*found, *start_paths(shape)])
     assert places == [*range(3, 3 + len(found)), 0, 1, 2], "a path that is known keeps its place"
-    seconds = paths.seconds(times, 0.3)
+    seconds = paths.seconds(times, sends)
     assert seconds == pytest.approx([path.seconds(stages, sends) for path in paths.all], rel=1e-12)
     order = sorted(range(len(seconds)), key=lambda at: -seconds[at])
     assert paths.longest(seconds, 0.0, 3).tolist() == order[:3]

@@ -22,18 +22,20 @@ SHAPES: list[tuple[ScheduleName, int, int, int]] = [
 ]
 
 
+@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("cases", [1, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_many_simulations_are_each_one(shape: tuple[ScheduleName, int, int, int], cases: int) -> None:
-    """Of few cases one action after the other, of many wave by wave."""
+def test_many_simulations_are_each_one(shape: tuple[ScheduleName, int, int, int], cases: int, each: bool) -> None:
+    """Of few cases one action after the other, of many wave by wave; cuts as of all cases, or of each."""
     name, pipeline, virtual, microbatches = shape
     generator = np.random.default_rng(7)
     times = generator.uniform(0.5, 2.0, (cases, pipeline * virtual, 3))
-    found = lengths(name, pipeline, virtual, microbatches, times, 0.25)
-    sends = [0.25] * (pipeline * virtual)
-    for case, seconds in zip(times, found, strict=True):
+    sends = generator.uniform(0.1, 0.4, (cases, pipeline * virtual) if each else pipeline * virtual)
+    found = lengths(name, pipeline, virtual, microbatches, times, sends)
+    every = np.broadcast_to(sends, (cases, pipeline * virtual))
+    for case, its, seconds in zip(times, every, found, strict=True):
         stages = [StageTimes(*map(float, row)) for row in case]
-        assert seconds == simulate(name, pipeline, virtual, microbatches, stages, sends).total_s
+        assert seconds == simulate(name, pipeline, virtual, microbatches, stages, list(its)).total_s
 
 
 @pytest.mark.parametrize("cases", [1, 300])
@@ -42,7 +44,8 @@ def test_single_precision_says_no_more(shape: tuple[ScheduleName, int, int, int]
     """Times that are not round in it: half of them become larger."""
     _, pipeline, virtual, _ = shape
     times = np.random.default_rng(3).uniform(0.9, 1.1, (cases, pipeline * virtual, 3)) * 10.0 ** np.arange(-8, -5)
-    exact, rough = lengths(*shape, times, 1e-3), rough_lengths(*shape, times, 1e-3)
+    sends = np.full(times.shape[1], 1e-3)
+    exact, rough = lengths(*shape, times, sends), rough_lengths(*shape, times, sends)
     assert rough.dtype == np.float64 and (rough <= exact).all() and (rough > exact * (1 - 3e-4)).all()
 
 
@@ -100,7 +103,7 @@ def _steps(stream: Stream, form: Shape, blocks: np.ndarray[tuple[int, int], np.d
         times[:, stage] += passes[:, at]
         tails[:, form.rank_of(stage)] += once[:, at]
     times[:, :, 0] += stream.context_s
-    found = lengths(form.schedule, form.pipeline, form.virtual, form.microbatches, times, stream.send_s)
+    found = lengths(form.schedule, form.pipeline, form.virtual, form.microbatches, times, stream.crossings(form).sends_s)
     return np.asarray(found + tails.max(axis=1))
 
 

@@ -56,7 +56,7 @@ def _timed(layout: Layout, values: Floats) -> Floats:
     times, values = layout.times(values), values.copy()
     kept = times if layout.passes == 3 else np.column_stack([times[:, 0], times[:, 1] + times[:, 2]])
     values[layout.time_at(0, 0) + np.arange(kept.size)] = kept.ravel()
-    values[LENGTH] = lengths(*layout.shape.timetable, times[None], layout.stream.send_s)[0]
+    values[LENGTH] = lengths(*layout.shape.timetable, times[None], layout.crossings.sends_s)[0]
     return values
 
 

@@ -38,7 +38,7 @@ def seconds(counts: Counts, blocks: Floats) -> float:
     layout = counts.layout
     times = layout.times(counts.inner) * (blocks / np.array(layout.blocks(counts.inner)))[:, None]
     stages = [StageTimes(*map(float, row)) for row in times]
-    return simulate(*KEY, stages, [counts.stream.send_s] * SHAPE.stages).total_s
+    return simulate(*KEY, stages, [counts.stream.send.behind_s] * SHAPE.stages).total_s
 
 
 def moved(counts: Counts, stage: int, whole: float, of_run: float) -> float:
