@@ -10,8 +10,8 @@ from planner.ir.errors import ModelError
 from planner.ir.inlining import DRAWN
 from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.ops.families import RECURRENT
+from planner.trace.chance import RANDOM
 from planner.trace.drawing import FORMS, RIGHT, drawn, undrawable
-from planner.trace.draws import RANDOM
 from planner.trace.einsums import in_pairs
 from planner.trace.flat import FlatGraph, place
 from planner.trace.regions import DROPOUTS, OTHER_DROPOUTS

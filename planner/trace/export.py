@@ -35,8 +35,8 @@ from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.backwards import watch_backwards
 from planner.trace.batches import Called, Record
 from planner.trace.build import BuiltModel, build
+from planner.trace.chance import DrawnError, RefuseDrawnNumbers, refuse_seeds
 from planner.trace.changes import refuse_assignments, refuse_changed_constants, traces_of_changes
-from planner.trace.draws import DrawnError, RefuseDrawnNumbers, refuse_seeds
 from planner.trace.dtypes import name_of
 from planner.trace.examples import NORMAL, example_inputs, examples, likenesses, shown
 from planner.trace.hidden import Hidden, UnlikeError

@@ -1,4 +1,4 @@
-"""What forward draws at random, and the branches that Python takes by it."""
+"""What forward leaves to chance that no program repeats: branches by what is drawn, seeds and generators of its own."""
 
 from __future__ import annotations
 
