@@ -56,7 +56,8 @@ def render(bundle: Bundle) -> RenderableType:
     if bundle.plan.mesh.tensor > 1:
         parts += [_placements(bundle), Text()]
     parts += [_breakdown(bundle.prediction), Text(), _memory(bundle)]
-    warnings = dict.fromkeys((*_unsharded(bundle.plan), *bundle.graph.warnings, *bundle.prediction.warnings))
+    own = (*_unsharded(bundle.plan), *_undivided(bundle.plan))
+    warnings = dict.fromkeys((*own, *bundle.graph.warnings, *bundle.prediction.warnings))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     return Group(*parts)
 
@@ -68,6 +69,17 @@ def _unsharded(plan: Plan) -> tuple[str, ...]:
         return ()
     where = "in groups of 1 rank" if plan.mesh.data > 1 else "over 1 data rank"
     return (f"ZeRO {', '.join(map(str, stages))} {where}: nothing is sharded",)
+
+
+def _undivided(plan: Plan) -> tuple[str, ...]:
+    """A small model can be quickest where a tensor axis only keeps devices from being data ranks."""
+    bodies = plan.placements.values()
+    ends = [end for body in bodies for end in (*body.inputs, *body.parameters, *body.outputs)]
+    inner = [each for body in bodies for node in body.nodes for each in (*node.strategy.operands, *node.strategy.outputs)]
+    if plan.mesh.tensor == 1 or any(each.state in ("shard", "partial") for each in (*ends, *inner)):
+        return ()
+    fewer = counted(plan.mesh.devices // plan.mesh.tensor, "device")
+    return (f"the tensor axis divides nothing: its {plan.mesh.tensor} ranks all do the same, and {fewer} would do",)
 
 
 def _headline(bundle: Bundle) -> Table:

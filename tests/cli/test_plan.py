@@ -22,6 +22,15 @@ def test_plan_prints_the_contract(planned: tuple[Path, Outcome]) -> None:
     assert "tracing" in planned[1].err and "wrote" in planned[1].err
 
 
+def test_a_tensor_axis_that_divides_nothing_is_said(split: tuple[Path, Outcome], tmp_path: Path) -> None:
+    """So small a model is quickest where every rank has all of it."""
+    path = tmp_path / "plan.yaml"
+    planned = run("plan", *SMALL, "--cluster", "dgx-h100:1", "--batch", 16, "--pin", "tensor=8", "-o", path)
+    warning = "the tensor axis divides nothing: its 8 ranks all do the same, and 1 device would do"
+    assert planned.code == 0 and warning in " ".join(planned.out.split()), planned.err
+    assert "divides nothing" not in run("show", split[0]).out
+
+
 EVERYTHING = {
     "pipeline": 2, "data": 2, "tensor": 2, "context": 1, "expert": 1, "microbatch": 1, "virtual": 2,
     "schedule": "interleaved-1f1b", "recompute": "full", "zero": 1, "zero_group": 2, "sequence_parallel": "true",
