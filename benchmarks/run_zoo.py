@@ -42,7 +42,7 @@ from tests.rehearse.server import Server  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 FILE_OF = {"fp32": "zoo.json", "bf16": "zoo_bf16.json"}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-FILES = ("texts", "images", "diffusion", "signals", "recent", "pictures")
+FILES = ("texts", "images", "diffusion", "signals", "recent", "pictures", "unlike")
 RANDOM = ("draws",)
 """Of models whose numbers no other run has."""
 SEQUENCE = 32

@@ -144,7 +144,9 @@ class ZeroStage(PipelineStage):
     def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
         """torch's; what it returns can be sent, and is no view, which the input part of a backward pass could not detach."""
         output = super().forward_maybe_with_nosync(*arguments, **keywords)
-        return tuple(map(_as_message, output)) if isinstance(output, tuple) else _as_message(output)
+        if not isinstance(output, tuple):
+            return _as_message(output, alone=True)
+        return tuple(_as_message(value, alone=len(output) == 1) for value in output)
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *arguments: Any, **keywords: Any
@@ -231,13 +233,13 @@ def _has_own_history(value: Tensor) -> bool:
     return owner.grad_fn is not None
 
 
-def _as_message(value: Tensor) -> Tensor:
+def _as_message(value: Tensor, *, alone: bool) -> Tensor:
     """The same memory, row by row (else a copy), in a tensor that autograd does not take for a view (``detach_`` refuses
-    those)."""
+    those). Not ``alone``, another output may be made of it: what autograd saved for that must not be detached with it."""
     if not value.is_contiguous():
         return value.contiguous()
-    viewed = value.requires_grad and value._base is not None
-    return torch.ops.aten._unsafe_view(value, value.shape) if viewed else value
+    apart = value.requires_grad and (value._base is not None or not alone)
+    return torch.ops.aten._unsafe_view(value, value.shape) if apart else value
 
 
 def _or_zeros(

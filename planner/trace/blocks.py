@@ -2,7 +2,8 @@
 
 Siblings in the module tree whose operations repeat are a family, whatever they are called; each member is a block. Where
 the module tree shows no repetition (parameters in a list, one module called many times) the sequence of operations is
-searched for its period. What lies before, between and after the repeats forms sections of its own.
+searched for its period. What lies before, between and after the repeats forms sections of its own. Where nothing repeats at
+all, the chain is cut into sections (:mod:`sections`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from planner.ir.body import Node
 from planner.ir.types import Argument, BatchMultiple, Ref, TensorType, exact
 from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph
+from planner.trace.sections import module_of, sections
 
 RESHAPINGS = RESHAPES | {"squeeze", "unsqueeze", "view", "view_as"}
 """A result that has the operand's elements, all of them and in their order."""
@@ -48,7 +50,8 @@ def find_blocks(graph: FlatGraph) -> tuple[Segment, ...]:
         periodic = _periodic(graph, nodes, tokens)
         if _coverage(periodic) > _coverage(spans):
             spans = periodic
-    return _sunk(_with_batches(graph, _partition(nodes, spans)))
+    segments = _partition(nodes, spans) if spans else _sections(graph, nodes)
+    return _sunk(_with_batches(graph, segments))
 
 
 def _coverage(spans: Sequence[_Span]) -> int:
@@ -219,6 +222,15 @@ def _with_batches(graph: FlatGraph, segments: tuple[Segment, ...]) -> tuple[Segm
 
 def _has_batch(type_: TensorType) -> bool:
     return any(isinstance(extent, BatchMultiple) for extent in type_.shape)
+
+
+def _sections(graph: FlatGraph, nodes: Sequence[Node]) -> tuple[Segment, ...]:
+    *before, last = sections(graph, nodes)
+    found = []
+    for piece in before:
+        own = {node.name for node in piece}
+        found.append(Segment(module_of(piece, [node for node in nodes if node.name not in own]), piece, False))
+    return (*found, Segment("", last, False))
 
 
 def _partition(nodes: Sequence[Node], spans: Sequence[_Span]) -> tuple[Segment, ...]:
