@@ -122,6 +122,7 @@ def looked_at(
     quickest."""
     least: Least | None = None
     closest: tuple[Plan, Prediction] | None = None
+    fitting: list[Least] = []
     enough = float(limit_bytes)
     for _ in range(LOOKS):
         found = memory(candidates, enough).run()
@@ -135,16 +136,15 @@ def looked_at(
             found = replace(found, prediction=seen)
         least = found if least is None or found.peak_bytes < least.peak_bytes else least
         if by_sums > enough:
+            fitting += [replace(found, prediction=seen)] if seen.fits else []
             break
         enough -= seen.peak_memory_bytes - limit_bytes
     if least is None or look is as_it_is:
         return least
-    fitting: list[Least] = []
-    for each in _thrifty(memory, candidates, limit_bytes, look, deadline):
+    others = _thrifty(memory, candidates, limit_bytes, look, deadline)
+    while len(fitting) < compared and (each := next(others, None)) is not None:
         closest = _thriftier(closest, (each.plan, each.prediction))
         fitting += [each] if each.prediction.fits else []
-        if len(fitting) == compared:
-            break
     return min(fitting, key=lambda each: each.prediction.step_s, default=replace(least, closest=closest))
 
 

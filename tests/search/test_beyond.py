@@ -12,7 +12,7 @@ import pytest
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
-from planner.search import Request, beyond, parse_pins, search
+from planner.search import Request, beyond, parse_pins, refusal, search
 from planner.search.best import Best
 from planner.search.beyond import Beyond
 from planner.search.candidates import enumerate_candidates
@@ -116,6 +116,16 @@ def test_before_a_refusal_the_thriftiest_are_looked_at(pins: list[str]) -> None:
     found = search(GRAPH, make_cluster(2, limit), request, costing=lambda _: costed, look=look)
     assert found.prediction.fits and found.prediction.memory_limit_bytes == limit
     assert found.plan.batch.micro != least.plan.batch.micro
+
+
+def test_the_plan_of_the_least_sums_counts_where_it_alone_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is left for others, and it fits by the closer look."""
+    costed = make_costed(GRAPH, 3, levels=("none", "selective", "full"), crossing=4)
+    least = least_memory(costed, REQUEST)
+    monkeypatch.setattr(refusal, "ALONE_S", -1.0)
+    monkeypatch.setattr(Beyond, "go", lambda *_: None)
+    found = search(GRAPH, make_cluster(1, least.peak_bytes - 1), REQUEST, costing=lambda _: costed, look=lighter)
+    assert found.prediction.fits and found.plan.stages == least.plan.stages
 
 
 def test_what_is_refused_was_looked_at() -> None:
