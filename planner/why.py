@@ -23,7 +23,7 @@ from planner.fitting import fitted
 from planner.ir.errors import NoPlanFits, PinError, ProfileError
 from planner.ir.plan import Plan, Prediction, StageMemory
 from planner.remedies import Explanation, explain
-from planner.search import Request, SearchResult
+from planner.search import Certificate, Request, SearchResult
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall
 
@@ -101,17 +101,27 @@ def request_of(bundle: Bundle, *, gap: float, time_limit_s: float | None) -> Req
 
 
 def ask(bundle: Bundle, asked: Constraints, request: Request, progress: Progress) -> Answer:
-    """Solve a plan's job again under ``asked`` too, which overrides what it limits. Raises PinError."""
+    """Solve a plan's job again under ``asked`` too, which overrides what it limits. The plan itself counts as found where it
+    keeps that: a search that ends at its gap or its time limit may know less. Raises PinError."""
     constraints = request.constraints.replacing(asked)
     check_contradictions(constraints)
     before = (bundle.plan, bundle.prediction)
     changed = replace(request, constraints=constraints)
     deadline = time.perf_counter() + (math.inf if request.time_limit_s is None else request.time_limit_s)
+    broken = broken_limit(constraints, bundle.plan, bundle.graph, bundle.cluster, bundle.prediction)
+    counts = broken is None and bundle.prediction.fits
     try:
-        return Answer(asked, before, fitted(bundle.graph, bundle.cluster, changed))
+        found = fitted(bundle.graph, bundle.cluster, changed)
     except MemoryTooSmall as refusal:
+        if counts:  # By sums of memory, or in its time, a search may find none where there is this one.
+            return Answer(asked, before, SearchResult(*before, Certificate(0.0, 0, 0)))
         explanation = explain(refusal, bundle.graph, bundle.cluster, changed, progress, deadline=deadline)
         return Answer(asked, before, None, explanation, f"{explanation.shortage}; {explanation.advice}")
+    if counts and bundle.prediction.step_s < found.prediction.step_s:
+        bound_s = min(found.lower_bound_s, bundle.prediction.step_s)
+        certificate = replace(found.certificate, lower_bound_s=bound_s)
+        found = replace(found, plan=bundle.plan, prediction=bundle.prediction, certificate=certificate)
+    return Answer(asked, before, found)
 
 
 def sensitivity(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Gain]:

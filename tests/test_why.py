@@ -15,9 +15,11 @@ from planner.bundle import read
 from planner.evaluate import evaluate_plan
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
-from planner.search import Request, SearchResult
+from planner.search import Request, SearchResult, parse_pins
+from planner.search.least import Least
+from planner.search.refusal import MemoryTooSmall
 from planner.search.request import Certificate
-from planner.why import Gain, _larger, request_of, sensitivity
+from planner.why import Gain, _larger, ask, request_of, sensitivity
 from tests.commands import SMALL, Outcome, run
 
 QUICK = ("--gap", "0.02", "--time-limit", "5")
@@ -60,6 +62,38 @@ def test_every_term_is_the_difference_of_two_evaluations(planned: tuple[Path, Ou
     again = run("plan", *SMALL, "--cluster", "local-cpu:1x4", "--batch", 16, "--pin", "zero<=1", "--forbid",
                 "schedule=zbv, pipeline=2", "--pin", "pipeline=4", *QUICK, "-o", tmp_path / "plan.yaml", "--json")
     assert math.isclose(again.json["predicted"]["step_s"], answer["then"]["step_s"], rel_tol=0.05)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_plan_itself_counts_where_it_keeps_what_is_asked(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """A search that ends at its time limit may know a slower plan, or none."""
+    bundle = read(planned[0])
+    own_s, tensor = bundle.prediction.step_s, bundle.plan.mesh.tensor
+    slower = replace(bundle.prediction, step_s=2 * own_s)
+
+    def fitted(*_: object, **options: object) -> SearchResult:
+        if refused:
+            raise MemoryTooSmall("no plan", "more time", Least(bundle.plan, slower, 0))
+        return SearchResult(bundle.plan, slower, Certificate(0.5 * own_s, 1, 1))
+
+    monkeypatch.setattr("planner.why.fitted", fitted)
+    request = request_of(bundle, gap=0.1, time_limit_s=1.0)
+    answer = ask(bundle, parse_pins([f"tensor={tensor}"]), request, lambda text: None)
+    assert answer.result is not None and answer.result.prediction == bundle.prediction
+    assert answer.result.lower_bound_s == (0.0 if refused else 0.5 * own_s)
+    assert not answer.decisions and not any(part.more for part in (*answer.seconds, *answer.memory))
+
+
+def test_the_plan_itself_does_not_count_where_it_breaks_what_is_asked(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = read(planned[0])
+    found = SearchResult(bundle.plan, replace(bundle.prediction, step_s=2 * bundle.prediction.step_s), Certificate(0.0, 1, 1))
+    monkeypatch.setattr("planner.why.fitted", lambda *_, **options: found)
+    asked = parse_pins([f"tensor!={bundle.plan.mesh.tensor}"])
+    assert ask(bundle, asked, request_of(bundle, gap=0.1, time_limit_s=1.0), lambda text: None).result == found
 
 
 @pytest.mark.slow
