@@ -12,6 +12,8 @@ import yaml
 
 from hardware_profiles import Cluster, resolve_cluster
 from planner.bundle import read
+from planner.commands.why import _answer_text
+from planner.decisions import decisions_of
 from planner.evaluate import evaluate_plan
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
@@ -84,6 +86,28 @@ def test_the_plan_itself_counts_where_it_keeps_what_is_asked(
     assert answer.result is not None and answer.result.prediction == bundle.prediction
     assert answer.result.lower_bound_s == (0.0 if refused else 0.5 * own_s)
     assert not answer.decisions and not any(part.more for part in (*answer.seconds, *answer.memory))
+
+
+def test_plans_that_differ_in_single_layers_are_not_called_the_same(
+    planned: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many layers have each choice; which ones is another matter."""
+    found = read(planned[0])
+    stages = tuple(
+        replace(stage, decisions=tuple(
+            replace(decision, recompute="full" if stage.first + at == 1 else "none")
+            for at, decision in enumerate(stage.decisions)
+        )) for stage in found.plan.stages
+    )
+    turned = tuple(replace(stage, decisions=stage.decisions[::-1]) for stage in stages)
+    plans = [replace(found.plan, stages=each) for each in (stages, turned)]
+    assert plans[0] != plans[1] and decisions_of(plans[0]) == decisions_of(plans[1])
+    bundle = replace(found, plan=plans[0], prediction=evaluate_plan(plans[0], found.graph, found.cluster))
+    for plan, said in zip(plans, ("nothing: the plan is the best one found under this too", "nothing of these: "), strict=True):
+        result = SearchResult(plan, bundle.prediction, Certificate(0.0, 1, 1))
+        monkeypatch.setattr("planner.why.fitted", lambda *_, result=result, **options: result)
+        answer = ask(bundle, parse_pins(["recompute!=selective"]), request_of(bundle, gap=0.1, time_limit_s=1.0), print)
+        assert said in _answer_text(answer)
 
 
 def test_the_plan_itself_does_not_count_where_it_breaks_what_is_asked(

@@ -75,8 +75,10 @@ def _answer_text(answer: Answer) -> str:
             "quicker than the plan: it was edited, was forbidden this, or its search stopped at its gap or time limit"
         )
     lines += ["", *_columns([("what changes", "plan", "then"), *answer.decisions])]
-    if not answer.decisions:
-        lines.append("nothing: the plan is the best one under this too")
+    if answer.result.plan == answer.before[0]:
+        lines.append("nothing: the plan is the best one found under this too")
+    elif not answer.decisions:
+        lines.append("nothing of these: which layers have what, or where their tensors are split")
     lines += ["", *_columns([("where a step goes", "plan", "then", "more"), *_rows(answer.seconds, seconds)])]
     lines += ["", *_columns([("largest rank's memory", "plan", "then", "more"), *_rows(answer.memory, size)])]
     return "\n".join(lines)
