@@ -9,25 +9,34 @@ from torch.nn import functional as F
 SIDE, CHANNELS, CLASSES = 32, 3, 10
 
 
-class Pyramid(nn.Sequential):
+class Pyramid(nn.Module):
     """Convolutions and pools (Simonyan and Zisserman 2015)."""
 
     def __init__(self) -> None:
+        super().__init__()
         layers, channels = list[nn.Module](), CHANNELS
         for width in (8, 8, 0, 16, 16, 0, 24, 32, 0):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2)]
             channels = width or channels
-        super().__init__(*layers, nn.Flatten(), nn.Linear(16 * channels, 48), nn.ReLU(), nn.Linear(48, CLASSES))
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(16 * channels, 48), nn.ReLU(), nn.Linear(48, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
 
 
-class Narrowing(nn.Sequential):
+class Narrowing(nn.Module):
     """A perceptron of many layers."""
 
     def __init__(self) -> None:
+        super().__init__()
         layers = list[nn.Module]()
         for before, after in ((CHANNELS * SIDE**2, 96), (96, 80), (80, 64), (64, 48), (48, 32)):
             layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.GELU()]
-        super().__init__(nn.Flatten(), *layers, nn.Linear(32, CLASSES))
+        self.layers, self.head = nn.Sequential(nn.Flatten(), *layers), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
 
 
 class Coder(nn.Module):
