@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from planner.ir.body import Node
@@ -20,9 +21,9 @@ def sections(graph: FlatGraph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     products = [at for at, node in enumerate(nodes) if any(_is_weight(graph, name) for name in node.operands)]
     crossing, cuts, since = _crossing(graph, nodes), list[int](), 0
     for place, (before, at) in enumerate(itertools.pairwise([-1, *products])):
-        narrow = [cut for cut in range(before + 1, at + 1) if crossing[cut] is not None]
+        narrow = [cut for cut in range(before + 1, at + 1) if crossing[cut] < math.inf]
         if since >= PRODUCTS and len(products) - place >= PRODUCTS and narrow:
-            cuts.append(min(narrow, key=lambda cut: (_size(crossing[cut]), -cut)))
+            cuts.append(min(narrow, key=lambda cut: (crossing[cut], -cut)))
             since = 0
         since += 1
     pieces = [tuple(nodes[first:last]) for first, last in itertools.pairwise([0, *cuts, len(nodes)])]
@@ -41,16 +42,17 @@ def module_of(nodes: Sequence[Node], others: Sequence[Node]) -> str:
     return "" if shared else ".".join(common)
 
 
-def _crossing(graph: FlatGraph, nodes: Sequence[Node]) -> list[TensorType | None]:
-    """[nodes]: what crosses a cut before each, where that is one value of the samples that gradients come back to."""
+def _crossing(graph: FlatGraph, nodes: Sequence[Node]) -> list[float]:
+    """[nodes]: bytes that cross a cut before each, where that is one value of the samples that gradients come back to; without
+    end where it is not."""
     last = {name: at for at, node in enumerate(nodes) for name in node.operands}
     last |= dict.fromkeys(graph.outputs, len(nodes))
-    alive, found = dict[str, Node](), list[TensorType | None]()
+    alive, found = dict[str, Node](), list[float]()
     for at, node in enumerate(nodes):
         alive = {name: each for name, each in alive.items() if last.get(name, -1) >= at}
         values = list(alive.values())
-        fits = len(values) == 1 and values[0].differentiable and len(values[0].types) == 1
-        found.append(values[0].type if fits and _of_samples(values[0].type) else None)
+        fits = len(values) == 1 and values[0].differentiable and len(values[0].types) == 1 and _of_samples(values[0].type)
+        found.append(values[0].type.size_bytes() if fits else math.inf)
         alive[node.name] = node
     return found
 
@@ -61,11 +63,6 @@ def _is_weight(graph: FlatGraph, name: str) -> bool:
 
 def _of_samples(type_: TensorType) -> bool:
     return any(isinstance(extent, BatchMultiple) for extent in type_.shape)
-
-
-def _size(type_: TensorType | None) -> int:
-    assert type_ is not None
-    return type_.size_bytes()
 
 
 def _work(graph: FlatGraph, node: Node) -> int:
