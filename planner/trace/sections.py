@@ -1,4 +1,5 @@
-"""Sections of a model in which nothing repeats: cut where one value crosses, in front of what has weights of its own."""
+"""Sections of a model in which nothing repeats: cut where one value crosses, in front of what has weights of its own, rather
+between modules than within one."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def sections(graph: FlatGraph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     for place, (before, at) in enumerate(itertools.pairwise([-1, *products])):
         narrow = [cut for cut in range(before + 1, at + 1) if crossing[cut] < math.inf]
         if since >= PRODUCTS and len(products) - place >= PRODUCTS and narrow:
-            cuts.append(min(narrow, key=lambda cut: (crossing[cut], -cut)))
+            cuts.append(min(narrow, key=lambda cut: (crossing[cut], len(_common(nodes[cut - 1 : cut + 1])), -cut)))
             since = 0
         since += 1
     pieces = [tuple(nodes[first:last]) for first, last in itertools.pairwise([0, *cuts, len(nodes)])]
@@ -36,10 +37,15 @@ def sections(graph: FlatGraph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
 
 def module_of(nodes: Sequence[Node], others: Sequence[Node]) -> str:
     """The path of the module that has just these nodes; empty where there is none."""
-    paths = [node.module.split(".") if node.module else [] for node in nodes]
-    common = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths))]
+    common = _common(nodes)
     shared = any((node.module or "").split(".")[: len(common)] == common for node in others)
     return "" if shared else ".".join(common)
+
+
+def _common(nodes: Sequence[Node]) -> list[str]:
+    """The path of the innermost module that all are in, part by part."""
+    paths = [node.module.split(".") if node.module else [] for node in nodes]
+    return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths))]
 
 
 def _crossing(graph: FlatGraph, nodes: Sequence[Node]) -> list[float]:

@@ -67,7 +67,7 @@ class M(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh())
-        self.decoder = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 16))
+        self.decoder = nn.Sequential(nn.Flatten(), nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 16))
         self.judge = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 1))
     def forward(self, x):
         return self.judge(self.decoder(self.encoder(x)))
