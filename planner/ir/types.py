@@ -53,6 +53,11 @@ class TensorType:
     def floating(self) -> bool:
         return self.dtype in FLOATING
 
+    @property
+    def batched(self) -> bool:
+        """Whether it has something of every sample."""
+        return any(isinstance(extent, BatchMultiple) for extent in self.shape)
+
     def sizes(self, batch: int) -> tuple[int, ...]:
         # What is measured asks for nothing as often: no function is called for plain extents.
         return tuple([extent if type(extent) is int else resolve(extent, batch) for extent in self.shape])

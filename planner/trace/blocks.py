@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.body import Node
-from planner.ir.types import Argument, BatchMultiple, Ref, TensorType, exact
+from planner.ir.types import Argument, Ref, exact
 from planner.ops.families import RESHAPES
 from planner.trace.flat import FlatGraph
 from planner.trace.sections import module_of, sections
@@ -211,17 +211,13 @@ def _with_batches(graph: FlatGraph, segments: tuple[Segment, ...]) -> tuple[Segm
     for at, segment in enumerate(segments):
         own = {node.name for node in segment.nodes}
         reads = {name for node in segment.nodes for name in node.operands} - own
-        needs = any(_has_batch(type_) for node in segment.nodes for type_ in node.types)
-        if needs and at + 1 < len(segments) and not any(map(_has_batch, map(graph.type_of, reads))):
+        needs = any(type_.batched for node in segment.nodes for type_ in node.types)
+        if needs and at + 1 < len(segments) and not any(graph.type_of(name).batched for name in reads):
             waiting += segment.nodes
         else:
             found.append(replace(segment, nodes=waiting + segment.nodes))
             waiting = ()
     return tuple(found)
-
-
-def _has_batch(type_: TensorType) -> bool:
-    return any(isinstance(extent, BatchMultiple) for extent in type_.shape)
 
 
 def _sections(graph: FlatGraph, nodes: Sequence[Node]) -> tuple[Segment, ...]:

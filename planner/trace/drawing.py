@@ -13,7 +13,7 @@ from dataclasses import replace
 from planner.ir.body import Node
 from planner.ir.errors import InternalError
 from planner.ir.inlining import DRAWN
-from planner.ir.types import Argument, BatchMultiple, Dtype, Ref, TensorType
+from planner.ir.types import Argument, Dtype, Ref, TensorType
 from planner.trace.regions import OTHER_DROPOUTS
 
 _MADE = {"rand": "rand_like", "randint": "randint_like", "randn": "randn_like"}
@@ -29,7 +29,7 @@ _WIDE = frozenset({"float32", "float64"})
 
 def undrawable(node: Node) -> tuple[str, str] | None:
     """What is wrong with a draw that has no canonical form, and what would be right."""
-    if not any(isinstance(extent, BatchMultiple) for extent in node.type.shape):
+    if not node.type.batched:
         return (f"{node.base} draws random numbers once for all samples",
                 "micro-batches and data ranks would each draw others: draw for every sample, [batch, ...]")
     said = dict(node.arguments)

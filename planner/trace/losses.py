@@ -439,7 +439,7 @@ class _Separator:
         vector = self.graph.by_name.get(node.operands[0])
         if vector is None or node.base != "sum" or vector.base == "sum":
             return self._plain_sum(node)
-        if not any(isinstance(extent, BatchMultiple) for extent in vector.type.shape):
+        if not vector.type.batched:
             return self._refuse(node, f"it adds up a vector that ends in {vector.base}", instead(vector.base))
         if divides_inside(self.graph, vector.name):
             return self._refuse(node, "it adds up terms that are divided by a total", "divide the sum: (l * m).sum() / m.sum()")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.ir.errors import ModelError
 from planner.ir.inlining import DRAWN
-from planner.ir.types import BatchMultiple, TensorType
+from planner.ir.types import BatchMultiple
 from planner.ops.families import GROUPED_PRODUCT
 from planner.trace.canonical import prune
 from planner.trace.dtypes import CONSTANT
@@ -40,8 +40,8 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
             continue
         if node.base in DRAWN or not read.isdisjoint(node.operands):
             read.add(node.name)
-        whole = any(map(_batched, node.types))
-        several = any(_batched(graph.type_of(name)) for name in node.operands)
+        whole = any(type_.batched for type_ in node.types)
+        several = any(graph.type_of(name).batched for name in node.operands)
         mixed = any(name in pooled for name in node.operands)
         counted = any(name in counts for name in (node.operands[:1] if node.base in ROUTED else node.operands))
         if (whole or several) and (mixed or counted) and (node.type.floating or (mixed and node.base in COMPARISONS)):
@@ -53,7 +53,3 @@ def check_samples(graph: FlatGraph) -> FlatGraph:
         if counts_on and not node.type.floating and node.name in read:
             counts.add(node.name)
     return graph
-
-
-def _batched(type_: TensorType) -> bool:
-    return any(isinstance(extent, BatchMultiple) for extent in type_.shape)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 from planner.ir.body import Node
-from planner.ir.types import BatchMultiple, TensorType
 from planner.trace.flat import FlatGraph
 
 PRODUCTS = 2
@@ -57,7 +56,7 @@ def _crossing(graph: FlatGraph, nodes: Sequence[Node]) -> list[float]:
     for at, node in enumerate(nodes):
         alive = {name: each for name, each in alive.items() if last.get(name, -1) >= at}
         values = list(alive.values())
-        fits = len(values) == 1 and values[0].differentiable and len(values[0].types) == 1 and _of_samples(values[0].type)
+        fits = len(values) == 1 and values[0].differentiable and len(values[0].types) == 1 and values[0].type.batched
         found.append(values[0].type.size_bytes() if fits else math.inf)
         alive[node.name] = node
     return found
@@ -65,10 +64,6 @@ def _crossing(graph: FlatGraph, nodes: Sequence[Node]) -> list[float]:
 
 def _is_weight(graph: FlatGraph, name: str) -> bool:
     return name.startswith("parameter:") and len(graph.type_of(name).shape) > 1
-
-
-def _of_samples(type_: TensorType) -> bool:
-    return any(isinstance(extent, BatchMultiple) for extent in type_.shape)
 
 
 def _work(graph: FlatGraph, node: Node) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.ir.body import Node
-from planner.ir.types import Argument, BatchMultiple, Dtype, Ref
+from planner.ir.types import Argument, Dtype, Ref
 from planner.trace.additive import ADDING, LINEAR, SUM, is_fixed
 from planner.trace.canonical import substitute
 from planner.trace.flat import FlatGraph
@@ -36,7 +36,7 @@ def _widened(graph: FlatGraph, node: Node) -> tuple[tuple[Node, ...], tuple[str,
     arguments = dict(node.arguments)
     if not node.type.floating or (node.base == "cross_entropy_loss" and _of_plain_labels(graph, node)):
         return (node,), ()
-    inner = tuple(name for name in node.operands if not _has_batch(graph, name) and not is_fixed(graph, name))
+    inner = tuple(name for name in node.operands if not graph.type_of(name).batched and not is_fixed(graph, name))
     if node.base == "sum":
         half = node.type.dtype in HALF
         return ((_retyped(node, {"dtype": Dtype(WIDE)}),) if half else (node,)), inner
@@ -53,10 +53,6 @@ def _of_plain_labels(graph: FlatGraph, node: Node) -> bool:
     target = arguments["target"]
     soft = isinstance(target, Ref) and graph.type_of(target.name).floating
     return not soft and arguments["weight"] is None and not arguments["label_smoothing"]
-
-
-def _has_batch(graph: FlatGraph, name: str) -> bool:
-    return any(isinstance(extent, BatchMultiple) for extent in graph.type_of(name).shape)
 
 
 def _retyped(node: Node, changed: Mapping[str, Argument]) -> Node:
