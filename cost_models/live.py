@@ -1,6 +1,7 @@
 """Micro-batches that a schedule keeps alive on every virtual stage, which do not depend on the stages' times.
 
-A micro-batch lives from its forward until its backward, or until its weight gradient where the backward is split; a stage's
+A micro-batch lives from its forward until its backward, or until its weight gradient where the backward is split: then it
+waits for that from its input gradient on, but on the first stage of the model, which has no input gradient to make. A stage's
 parameters have gradients from its first release on. The order on a rank is fixed, so what a rank holds is most at one of a
 few instants, whatever its stages hold.
 Interleaved orders (Narayanan 2021, section 2.2; Qi 2023) count in closed form: ``kept`` forwards ahead of the releases, both
@@ -17,19 +18,25 @@ from numpy.typing import NDArray
 from cost_models.schedules import KINDS, Steps, legal, turn_length, zbv_steps
 
 Counts = NDArray[np.int64]
-LIVE, BEGUN = 0, 1
+LIVE, BEGUN, WAITING = 0, 1, 2
 """What an instant says of every stage: :func:`instants`, second axis."""
 V_TURNS = 4
 """After so many micro-batches a rank, live vectors of zbv repeat."""
 
 
 def instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Counts, ...]:
-    """Per pipeline rank, [instants, 2, virtual stages] (first to last in the model): micro-batches alive, and 1 where there are
-    gradients. No instant has more than these in everything. An illegal schedule raises ValueError."""
+    """Per pipeline rank, [instants, 3, virtual stages] (first to last in the model): micro-batches alive, 1 where there are
+    gradients, and micro-batches that wait for their weight gradient. No instant has more than these in everything. An illegal
+    schedule raises ValueError."""
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
     return _instants(name, pipeline, virtual, _enough(name, pipeline, microbatches))
+
+
+def without_waiting(found: Counts) -> Counts:
+    """The instants of a rank less what they say of micro-batches that wait."""
+    return _maximal(found[:, :WAITING]) if found[:, WAITING].any() else found[:, :WAITING]
 
 
 def both_at_once(pipeline: int, virtual: int, microbatches: int) -> bool:
@@ -75,7 +82,7 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
     ranks = range(pipeline)
     if name in ("gpipe", "1f1b"):
         counts = [microbatches if name == "gpipe" else min(pipeline - rank, microbatches) for rank in ranks]
-        return tuple(np.array([[[count], [1]]]) for count in counts)
+        return tuple(np.array([[[count], [1], [0]]]) for count in counts)
     if name == "zbv":
         return tuple(_maximal(_zbv_instants(zbv_steps(rank, pipeline, microbatches), rank)) for rank in ranks)
     kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))
@@ -84,17 +91,25 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
     found: dict[int, Counts] = {}
     for repeats in (False, True):
         alike = np.flatnonzero(again == repeats)
-        found.update(zip(alike.tolist(), _interleaved(kept[alike], repeats, pipeline, virtual, microbatches), strict=True))
+        ahead = alike + 1 if name == "interleaved-zero-bubble" else np.zeros_like(alike)
+        parts = _interleaved(kept[alike], ahead, repeats, pipeline, virtual, microbatches)
+        found.update(zip(alike.tolist(), parts, strict=True))
+    found[0][:, WAITING, 0] = 0
     return tuple(_maximal(found[rank]) for rank in ranks)
 
 
-def _interleaved(kept: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int) -> Counts:
-    """[ranks, instants, 2, virtual]: just before each release, as far as they are not repeated."""
+def _interleaved(
+    kept: Counts, ahead: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int
+) -> Counts:
+    """[ranks, instants, 3, virtual]: just before each release, as far as they are not repeated. ``ahead`` [ranks]: by so many
+    pairs input gradients are ahead of the releases then."""
     turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
     released = np.arange(virtual * turn if repeats else 0, min(total, 2 * virtual * turn))
     live = interleaved_live(np.minimum(kept[:, None] + released, total), released, virtual, turn)
     begun = _passed(released + 1, stages[::-1], virtual, turn) > 0
-    return np.stack([live, np.broadcast_to(begun, live.shape)], axis=2)
+    halfway = np.where(ahead[:, None] > 0, np.minimum(ahead[:, None] + released, total), released)
+    waiting = _passed(halfway, stages[::-1], virtual, turn) - _passed(released, stages[::-1], virtual, turn)
+    return np.stack([live, np.broadcast_to(begun, live.shape), waiting], axis=2)
 
 
 def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) -> list[int]:
@@ -119,12 +134,13 @@ def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:
 
 
 def _zbv_instants(steps: Steps, rank: int) -> Counts:
-    """[instants, 2, 2]: of the rank's first and second stage, just before each release."""
+    """[instants, 3, 2]: of the rank's first and second stage, just before each release."""
     on = (steps.stage != rank)[:, None] == (False, True)
-    forwards, releases = ((steps.kind == KINDS.index(kind))[:, None] & on for kind in ("F", "W"))
+    forwards, inputs, releases = ((steps.kind == KINDS.index(kind))[:, None] & on for kind in "FIW")
     released = releases.cumsum(axis=0)
-    live = forwards.cumsum(axis=0) - released + releases
-    return np.asarray(np.stack([live, released > 0], axis=1)[releases.any(axis=1)])
+    live, waiting = (begun.cumsum(axis=0) - released + releases for begun in (forwards, inputs))
+    waiting[:, 0] *= rank > 0
+    return np.asarray(np.stack([live, released > 0, waiting], axis=1)[releases.any(axis=1)])
 
 
 def _maximal(found: Counts) -> Counts:

@@ -189,7 +189,7 @@ class ZeroStage(PipelineStage):
             self.control.hold()
             with self.control.weight_part():
                 backward_weights(self.submod, bwd_kwargs["param_groups"])
-            self.control.reduce_accumulated(last=self._finished == self._microbatches)
+            self.control.after_weights(last=self._finished == self._microbatches)
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
         inputs = [value for value in bwd_kwargs["input_values"] if isinstance(value, Tensor)]  # not the random stream

@@ -162,16 +162,17 @@ class Microbatching:
             for item, state in found:
                 item._training_state = state
 
-    def reduce_accumulated(self, last: bool) -> None:
-        """Reduce what ZeRO-2 blocks have accumulated, outside of a backward pass (whose hooks would do it). ``last``: of
-        the step; the shards' sums over their copies follow."""
+    def after_weights(self, last: bool) -> None:
+        """What the hooks of a whole backward pass would do: reduce what ZeRO-2 blocks have accumulated; of the others, keep
+        gradients in the masters' dtype, which would else wait for the stage's next pass as they were made, beside what they are
+        added to. ``last``: of the step; the shards' sums over their copies follow."""
         groups: dict[Any, None] = {}  # Blocks that are one unit share theirs.
         for stage, block in self.managed:
             if stage == 2:
                 block.set_requires_gradient_sync(True, recurse=False)
                 if self.hybrid:
                     block.set_requires_all_reduce(last, recurse=False)
-                groups |= dict.fromkeys(parameter_groups(block))
+            groups |= dict.fromkeys(parameter_groups(block))
         for group in groups:
             group.post_backward()
 

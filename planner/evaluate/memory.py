@@ -4,7 +4,7 @@ Memory of a rank is the sum over its virtual stages of what persists, plus what 
 (saved activations, what is sent on and the context's values of each micro-batch alive; gradients of stages whose backward
 passes have begun), plus the largest transient of one stage, the pipeline's receive buffers, the batch and the chip's reserve.
 Each term is an upper bound of what the emitted program holds; the terms need not reach their most at the same moment. Under
-zero-bubble schedules every live micro-batch counts as waiting for the weight part of its backward pass, when it keeps most. Not
+zero-bubble schedules a micro-batch keeps more while it waits for the weight part of its backward pass. Not
 counted is what the optimizer makes while it steps (by then activations and working copies are gone). This is what a search
 compares plans by; a plan that is shown has its memory replayed (:func:`replayed`), where nothing is left out.
 """
@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cost_models.live import BEGUN, LIVE, Counts, instants
+from cost_models.live import BEGUN, LIVE, WAITING, Counts, instants
 from cost_models.receives import receive_slots
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.engine_states import update_bytes
@@ -110,6 +110,7 @@ def rank_memories(
 def _at_worst(found: Counts, loads: Sequence[StageLoad], engine: Engine) -> tuple[int, int]:
     """Bytes of a rank's live micro-batches and of its gradients at that of the instants ``found`` when they are most."""
     live = found[:, LIVE] @ np.array([load.saved_bytes for load in loads])
+    live = live + found[:, WAITING] @ np.array([load.waiting_bytes for load in loads])
     begun = found[:, BEGUN] if engine.keeps == "operations" else np.ones_like(found[:, BEGUN])
     gradients = begun @ np.array([load.gradients_bytes for load in loads])
     at = int((live + gradients).argmax())

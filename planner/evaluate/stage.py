@@ -24,9 +24,9 @@ class StageLoad:
     ``times`` hold everything that the schedule sees, the parts say what they are made of; ``backward_s``: of the backward pass,
     what computes or waits for the tensor axis; ``data_comm_s``: what is waited for. ``transient_bytes``: the largest
     peak of a block; ``gather_bytes``: the largest of ZeRO's transient copies,
-    of which ``lasting_bytes`` stay while other stages run. ``saved_bytes``: all that one
-    micro-batch keeps. ``lone_bytes``: the most of what is kept, gradients and transients in the backward pass of a step's only
-    micro-batch.
+    of which ``lasting_bytes`` stay while other stages run. ``saved_bytes``: all that one micro-batch keeps, and
+    ``waiting_bytes`` beyond that while it waits for the weight part of its backward pass. ``lone_bytes``: the most of what is
+    kept, gradients and transients in the backward pass of a step's only micro-batch.
     """
 
     times: StageTimes
@@ -44,6 +44,7 @@ class StageLoad:
     optimizer_bytes: int
     constant_bytes: int
     saved_bytes: int
+    waiting_bytes: int
     transient_bytes: int
     gather_bytes: int
     lasting_bytes: int
@@ -80,7 +81,7 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
     # What a stage sends stays alive with its micro-batch (PipelineStage.fwd_cache) unless the engine frees it; what it has
     # received, in receive buffers.
     crossing, twice = costed.crossing_bytes[option], costed.kept_twice(option, stage.first, split=split)
-    kept = sum(cost.kept_bytes(split) for cost, _ in pairs) + round(engine.outputs_kept * crossing.get(stage.last, 0))
+    kept = sum(cost.saved_bytes for cost, _ in pairs) + round(engine.outputs_kept * crossing.get(stage.last, 0))
     return StageLoad(
         times=StageTimes(forward_s + forward_wait_s, input_s + backward_wait_s, weight_s),
         backward_s=input_s + weight_s,
@@ -97,6 +98,7 @@ def stage_load(stage: StagePlan, costed: CostedGraph, option: int, engine: Engin
         optimizer_bytes=sum(state.optimizer_bytes for _, state in pairs),
         constant_bytes=sum(cost.buffer_bytes for cost, _ in pairs),
         saved_bytes=own_bytes(kept, crossing.get(stage.first, 0), twice) + costed.context_bytes,
+        waiting_bytes=sum(cost.waiting_bytes for cost, _ in pairs),
         transient_bytes=max((cost.peak_bytes(split) for cost, _ in pairs), default=0),
         gather_bytes=max((state.gather_bytes for _, state in pairs), default=0),
         lasting_bytes=max((state.lasting_bytes for _, state in pairs), default=0),

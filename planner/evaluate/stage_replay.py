@@ -256,7 +256,7 @@ class StageReplay:
         return readers
 
     def _weights(self, last: bool) -> None:
-        """The weight part, of parameters that several blocks use first; ZeRO-2 units reduce after it."""
+        """The weight part, of parameters that several blocks use first; after it ZeRO-2 units reduce, others widen."""
         carried, left = 0, sum(size for storage, size in self.context.items() if self._context_keepers[storage])
         left += sum(self.sizes[name] for name, at in self._weight_owners.items() if at < 0 and self._is_own(name))
         for group in self._shared.groups:
@@ -268,9 +268,8 @@ class StageReplay:
             carried, left = passed.added, left + passed.left
         self.heap.add("activations", -carried - left)
         for unit in self.root.units:
-            if unit.zero == 2:
-                self.root.after_backward(unit, reduces=True, reshards=False, sums=last)
-                unit.done = False
+            self.root.after_backward(unit, reduces=unit.zero == 2, reshards=False, sums=last)
+            unit.done = False
 
     def _run(self, at: int, kind: Literal["full", "input"], flows: Flows) -> list[Flow]:
         """One block's backward pass, or the input part of it; the gradients that it leaves."""

@@ -63,10 +63,6 @@ class BlockCost(BlockSeconds):
     waiting_bytes: int = 0
     split_peak_bytes: int = 0
 
-    def kept_bytes(self, split: bool) -> int:
-        """The most that a live micro-batch keeps; ``split``: the schedule parts the backward pass."""
-        return self.saved_bytes + (self.waiting_bytes if split else 0)
-
     def peak_bytes(self, split: bool) -> int:
         """The most that lives transiently in any pass."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes, self.split_peak_bytes if split else 0)

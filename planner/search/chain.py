@@ -146,7 +146,7 @@ def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool
     """The choices of recomputation of one block. Many chains share them, and so do the data axes beside a tensor axis."""
     vectors = [
         (forward_seconds(c, NO_STATE), *backward_seconds(c, NO_STATE, split=split), 0.0, 0.0,
-         c.buffer_bytes, c.kept_bytes(split))
+         c.buffer_bytes, c.saved_bytes, c.waiting_bytes)
         for _, c in costs
     ]
     return table([level for level, _ in costs], vectors, [c.peak_bytes(split) for _, c in costs])
@@ -158,7 +158,7 @@ def _zero_table(groups: tuple[tuple[tuple[int, StateCost], ...], ...]) -> Table:
     states = list(dict.fromkeys(itertools.chain.from_iterable(groups)))
     vectors = [
         (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
-         s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes)
+         s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes, 0.0)
         for _, s in states
     ]
     every = table(

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import interleaved_kept, interleaved_live
+from cost_models.live import interleaved_kept, interleaved_live, without_waiting
 from cost_models.schedules import turn_length
 from planner.evaluate import receive_buffers
 from planner.search.linear import Floats, Indices
@@ -107,14 +107,15 @@ def _messages(shape: Shape) -> Floats:
 
 def _constraints(shape: Shape) -> list[Floats]:
     """Per rank, some constraints on what is there at once, [constraints, 2, virtual stages]: instants; where rounds of an
-    interleaved schedule repeat, one when all stages have gradients, and the mean of all of these."""
+    interleaved schedule repeat, one when all stages have gradients, and the mean of all of these. (Micro-batches that wait
+    for the weight part of their backward passes hold at least what live ones do.)"""
     virtual, total = shape.virtual, shape.virtual * shape.microbatches
     turn = turn_length(shape.pipeline, shape.microbatches)
     kept = np.array(interleaved_kept(shape.schedule, shape.pipeline, virtual, shape.microbatches))[:, None]
     # From the second round on, at the latest, all stages have gradients: as soon as the first one's backward passes begin.
     first = np.minimum(virtual * turn, total - kept)
     if not shape.schedule.startswith("interleaved") or (first < (virtual - 1) * turn).any():
-        return [shape.instants(rank).astype(float) for rank in range(shape.pipeline)]
+        return [without_waiting(shape.instants(rank)).astype(float) for rank in range(shape.pipeline)]
     last = np.minimum(first + virtual * turn - 1, total - kept)
     released = first + ((last - first) * np.linspace(0, 1, SAMPLED)).astype(np.int64)
     live = interleaved_live(kept + released, released, virtual, turn).astype(float)

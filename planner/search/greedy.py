@@ -11,14 +11,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import LIVE
+from cost_models.live import LIVE, WAITING
 from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.chain import Chain, run_at
 from planner.search.linear import Floats, Indices
 from planner.search.shape import Shape
 from planner.search.stream import Stream
-from planner.search.tables import AT_TIMES, LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, Table
+from planner.search.tables import AT_TIMES, AT_WAIT, LASTING, ONCE, OPTIMIZER, PASSES, PEAK, PERSISTENT, Table
 
 Numbers = NDArray[np.int64]
 ALIKE = 1e-9
@@ -82,24 +82,28 @@ class Shares:
     """[ranks, instants]: what is left beside what does not depend on choices."""
     times: Floats
     """[ranks, instants, portions]: at an instant, so often a portion has what it has at times."""
+    waits: Floats
+    """[ranks, instants, portions]: micro-batches of it that wait for their weight part then."""
 
     @staticmethod
     def of(chain: Chain | Stream, shape: Shape, bounds: Sequence[int]) -> Shares:
         """Of all ranks."""
         portions = tuple(tuple(_portions(chain, shape, rank, bounds)) for rank in range(shape.pipeline))
         most, longest = max(map(len, portions)), max(len(shape.instants(rank)) for rank in range(shape.pipeline))
-        times, capacity = np.zeros((shape.pipeline, longest, most)), np.zeros((shape.pipeline, longest))
+        times, waits = np.zeros((2, shape.pipeline, longest, most))
+        capacity = np.zeros((shape.pipeline, longest))
         for rank, mine in enumerate(portions):
             found = shape.instants(rank)
             at = np.minimum(np.arange(longest), len(found) - 1)
             kinds, slots = [portion.kind for portion in mine], [portion.slot for portion in mine]
             times[rank, :, : len(mine)] = found[at][:, kinds, slots]
+            waits[rank, :, : len(mine)] = found[at][:, WAITING, slots]
             capacity[rank] = shape.capacity_bytes - _around(chain, shape, rank, bounds)[at]
-        return Shares(shape, tuple(bounds), portions, capacity, times)
+        return Shares(shape, tuple(bounds), portions, capacity, times, waits)
 
     @cached_property
     def _tables(self) -> Floats:
-        """[ranks, portions, choices, 9]: a table's columns, not a number where there is no choice."""
+        """[ranks, portions, choices, 10]: a table's columns, not a number where there is no choice."""
         most = max(len(portion.table.names) for mine in self.portions for portion in mine)
         tables = np.full((*self.times.shape[::2], most, LASTING + 1), np.nan)
         for rank, mine in enumerate(self.portions):
@@ -122,8 +126,9 @@ class Shares:
     @cached_property
     def sizes(self) -> Floats:
         """[ranks, instants, portions, choices]: bytes of one block."""
-        at_times = self.times[..., None] * self._columns[:, None, :, :, AT_TIMES]
-        return np.asarray(self._columns[:, None, :, :, PERSISTENT] + at_times)
+        columns = self._columns[:, None]
+        at_times = self.times[..., None] * columns[..., AT_TIMES] + self.waits[..., None] * columns[..., AT_WAIT]
+        return np.asarray(columns[..., PERSISTENT] + at_times)
 
     @cached_property
     def _members(self) -> NDArray[np.bool_]:

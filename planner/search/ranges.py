@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,22 @@ from planner.search.tables import Floats
 
 NEVER = 2.0**52
 """Bytes of a choice that a threshold excludes: more than any real sum, and exact in floating point beside all of them."""
-Option = tuple[float, float, float, object]
-"""Bytes all the time, bytes at times (of recomputation for each live micro-batch, of ZeRO gradients once there are any),
-transient bytes, and the decision that this is."""
+
+
+class Option(NamedTuple):
+    """One block's choice: bytes ``always``; ``each`` time (of recomputation for each live micro-batch, of ZeRO gradients once
+    there are any) and, beyond these, of each micro-batch ``waiting`` for the weight part of its backward pass; ``transient``
+    bytes; and the ``decision`` that this is."""
+
+    always: float
+    each: float
+    waiting: float
+    transient: float
+    decision: object
+
+    def held(self, times: float, waiting: float) -> float:
+        """Bytes with so many of both."""
+        return self.always + times * self.each + waiting * self.waiting
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,8 @@ class Ranges:
         costs = self.costed.blocks[self.option]
         return tuple(
             tuple(
-                (
-                    cost.buffer_bytes, cost.kept_bytes(self.allowed.split), cost.peak_bytes(self.allowed.split), level,
+                Option(
+                    cost.buffer_bytes, cost.saved_bytes, cost.waiting_bytes, cost.peak_bytes(self.allowed.split), level,
                 )
                 for level, cost in costs[block.body].items() if level in self.allowed.of_block(index)[0]
             )
@@ -61,7 +75,7 @@ class Ranges:
         for index, block in enumerate(self.costed.graph.blocks):
             open_ = (fixed[block.body],) if block.body in fixed else self.allowed.of_block(index)[1]
             result.append(tuple(
-                (state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, state.gather_bytes, zero)
+                Option(state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, 0.0, state.gather_bytes, zero)
                 for zero, state in states[block.body].items() if zero in open_
             ))
         return tuple(result)
@@ -85,10 +99,10 @@ class Ranges:
         """Whether every block has a choice."""
         return all(self.levels) and all(self.stages)
 
-    def least_of_blocks(self, live: float, begun: float) -> Floats:
-        """Per block, the least that it adds to a stage with so many live micro-batches and part of its gradients, transients
-        left out."""
-        return _cheapest(self.levels, live, NEVER) + _cheapest(self.stages, begun, NEVER)
+    def least_of_blocks(self, live: float, begun: float, waiting: float = 0.0) -> Floats:
+        """Per block, the least that it adds to a stage with so many live micro-batches, of which so many wait for the weight
+        part of their backward passes, and part of its gradients, transients left out."""
+        return _cheapest(self.levels, live, waiting, NEVER) + _cheapest(self.stages, begun, 0.0, NEVER)
 
     @cached_property
     def least_sum(self) -> float:
@@ -103,45 +117,47 @@ class Ranges:
     @cached_property
     def least_transient(self) -> float:
         """No stage has less of it."""
-        return min(min(choice[2] for choice in block) for block in self.levels)
+        return min(min(choice.transient for choice in block) for block in self.levels)
 
-    def activations(self, live: float, share: float = 1.0) -> Floats:
+    def activations(self, live: float, waiting: float = 0.0, share: float = 1.0) -> Floats:
         """[first, last]: the least of constants, activations and ``share`` of the largest peak; infinite where empty."""
-        return self._least(self.levels, live, share)
+        return self._least(self.levels, live, waiting, share)
 
     def states(self, begun: float, share: float = 1.0) -> Floats:
         """[first, last]: the least of the state, part of the gradients, and ``share`` of the largest gathered share; infinite
         where empty."""
-        return self._least(self.stages, begun, share)
+        return self._least(self.stages, begun, 0.0, share)
 
-    def _least(self, blocks: Sequence[Sequence[Option]], times: float, share: float) -> Floats:
+    def _least(self, blocks: Sequence[Sequence[Option]], times: float, waiting: float, share: float) -> Floats:
         best = np.full((self.count + 1, self.count + 1), np.inf)
         for threshold in _thresholds(blocks):
-            total = _ranges(_cheapest(blocks, times, threshold)) + share * threshold
+            total = _ranges(_cheapest(blocks, times, waiting, threshold)) + share * threshold
             np.minimum(best, np.where(total < NEVER / 2, total, np.inf), out=best)
         return best
 
     def decided(self, stage: StagePlan) -> tuple[list[Option], list[Option]]:
         """The levels and the ZeRO stages that the blocks of a stage have."""
         pairs = list(enumerate(stage.decisions, stage.first))
-        levels = [next(c for c in self.levels[index] if c[3] == decision.recompute) for index, decision in pairs]
-        return levels, [next(c for c in self.stages[index] if c[3] == decision.zero) for index, decision in pairs]
+        levels = [next(c for c in self.levels[index] if c.decision == decision.recompute) for index, decision in pairs]
+        return levels, [next(c for c in self.stages[index] if c.decision == decision.zero) for index, decision in pairs]
 
-    def choose(self, first: int, last: int, live: float, begun: float, share: float = 1.0) -> tuple[BlockDecision, ...]:
+    def choose(
+        self, first: int, last: int, live: float, begun: float, waiting: float = 0.0, share: float = 1.0
+    ) -> tuple[BlockDecision, ...]:
         """Decisions of the blocks of one stage that need what :meth:`activations` and :meth:`states` say together."""
-        levels = _chosen(self.levels[first:last], live, share)
-        stages = _chosen(self.stages[first:last], begun, share)
+        levels = _chosen(self.levels[first:last], live, waiting, share)
+        stages = _chosen(self.stages[first:last], begun, 0.0, share)
         return tuple(BlockDecision(zero, level) for zero, level in zip(stages, levels, strict=True))  # type: ignore[arg-type]
 
 
 def _thresholds(blocks: Sequence[Sequence[Option]]) -> list[float]:
-    return sorted({float(choice[2]) for block in set(blocks) for choice in block})
+    return sorted({float(choice.transient) for block in set(blocks) for choice in block})
 
 
-def _cheapest(blocks: Sequence[Sequence[Option]], times: float, threshold: float) -> Floats:
+def _cheapest(blocks: Sequence[Sequence[Option]], times: float, waiting: float, threshold: float) -> Floats:
     """Per block, the least bytes among the choices whose transient is at most ``threshold``."""
     known = {
-        block: min((always + times * each for always, each, top, _ in block if top <= threshold), default=NEVER)
+        block: min((choice.held(times, waiting) for choice in block if choice.transient <= threshold), default=NEVER)
         for block in set(blocks)
     }
     return np.array([known[block] for block in blocks])
@@ -157,20 +173,20 @@ def _ranges(values: Floats) -> Floats:
     return np.where(np.triu(np.ones(sums.shape, dtype=bool), 1), sums, 4 * NEVER)
 
 
-def _chosen(blocks: Sequence[Sequence[Option]], times: float, share: float) -> list[object]:
+def _chosen(blocks: Sequence[Sequence[Option]], times: float, waiting: float, share: float) -> list[object]:
     """The best choice of each block of one range."""
     best: tuple[float, list[object]] = (np.inf, [])
     for threshold in _thresholds(blocks):
-        picks = [_pick(block, times, threshold) for block in blocks]
+        picks = [_pick(block, times, waiting, threshold) for block in blocks]
         size = sum(bytes_ for bytes_, _ in picks) + share * threshold
         if size < best[0]:
             best = size, [decision for _, decision in picks]
     return best[1]
 
 
-def _pick(block: Sequence[Option], times: float, threshold: float) -> tuple[float, object]:
-    within = [(always + times * each, at) for at, (always, each, top, _) in enumerate(block) if top <= threshold]
+def _pick(block: Sequence[Option], times: float, waiting: float, threshold: float) -> tuple[float, object]:
+    within = [(choice.held(times, waiting), at) for at, choice in enumerate(block) if choice.transient <= threshold]
     if not within:
         return NEVER, None
     size, at = min(within)
-    return size, block[at][3]
+    return size, block[at].decision

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cost_models.live import LIVE
+from cost_models.live import LIVE, WAITING
 from cost_models.pipeline import CriticalPath
 from planner.evaluate import last_passes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
@@ -17,7 +17,7 @@ from planner.search.linear import Floats, Indices, Program, Row
 from planner.search.places import places_of
 from planner.search.shape import Shape
 from planner.search.stream import Stream
-from planner.search.tables import AT_TIMES, ONCE, OPTIMIZER, PASSES, PERSISTENT
+from planner.search.tables import AT_TIMES, AT_WAIT, ONCE, OPTIMIZER, PASSES, PERSISTENT
 from planner.search.together import RankCosts
 from planner.search.transients import Transients, least_transients
 from planner.search.works import lower_hull
@@ -236,6 +236,7 @@ class Layout:
         slot, instants = np.searchsorted(owned, self.stage[members]), shape.instants(rank).astype(float)
         times = instants[:, self.kind[members], slot]
         sizes = self.vectors[members, PERSISTENT] + times * self.vectors[members, AT_TIMES]
+        sizes += instants[:, WAITING, slot] * self.vectors[members, AT_WAIT]
         kept = np.array([self._kept(owned, counts[LIVE]) for counts in instants])
         return members, sizes, shape.capacity_bytes - self._around(owned) - kept
 

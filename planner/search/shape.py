@@ -69,8 +69,8 @@ class Shape:
         return actions_of(*self.timetable)
 
     def instants(self, rank: int) -> NDArray[np.int64]:
-        """[instants, 2, virtual stages], in order of the stages: micro-batches alive, and 1 where there are gradients, when a
-        rank may hold most (:func:`cost_models.live.instants`)."""
+        """[instants, 3, virtual stages], in order of the stages: micro-batches alive, 1 where there are gradients, and
+        micro-batches that wait for their weight part, when a rank may hold most (:func:`cost_models.live.instants`)."""
         return instants(self.schedule, self.pipeline, self.virtual, self.microbatches)[rank]
 
 

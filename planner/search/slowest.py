@@ -20,13 +20,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from cost_models.live import BEGUN, LIVE
+from cost_models.live import BEGUN, LIVE, WAITING
 from cost_models.schedules import KINDS, Steps, all_steps
 from planner.search.linear import Floats, Indices, Row
 from planner.search.places import places_of
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Timetable, shape_at
-from planner.search.tables import AT_TIMES, INPUT_GRADIENT, PASSES, PERSISTENT, WEIGHT_GRADIENT, Table
+from planner.search.tables import AT_TIMES, AT_WAIT, INPUT_GRADIENT, PASSES, PERSISTENT, WEIGHT_GRADIENT, Table
 from planner.search.works import lower_hull
 
 MOST_BLOCKS = 12
@@ -78,7 +78,7 @@ class Slowest:
     """What the slowest stages of a program's ranks take."""
 
     layout: Layout
-    _fronts: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = field(default_factory=dict)
+    _fronts: dict[tuple[int, ...], list[tuple[Floats, Floats]]] = field(default_factory=dict)
 
     def rows(self, most: Sequence[Indices]) -> list[Row]:
         """For each run of several blocks and each rank, where it has ``most`` [runs][ranks] blocks of it."""
@@ -117,7 +117,7 @@ class Slowest:
         counts, room = self._instants(run, rank)
         fewest, largest = (np.minimum(each[mine], most).astype(int) for each in (layout.fewest, layout.most))
         fronts = [
-            [self._front(run, int(one[LIVE, slot]), int(one[BEGUN, slot]), most) for slot in slots] for one in counts
+            [self._front(run, tuple(one[:, slot].tolist()), most) for slot in slots] for one in counts
         ]
         marks = np.unique(np.concatenate([seconds for each in fronts for front in each for seconds, _ in front]))
         marks = marks[np.append(True, np.diff(marks) > ALIKE * marks[1:])]
@@ -133,7 +133,7 @@ class Slowest:
         return np.asarray(marks[high])
 
     def _instants(self, run: int, rank: int) -> tuple[Indices, Floats]:
-        """Of the instants that are looked at, [instants, 2, virtual stages], and bytes for the run's blocks, [instants]."""
+        """Of the instants that are looked at, [instants, 3, virtual stages], and bytes for the run's blocks, [instants]."""
         layout, shape = self.layout, self.layout.shape
         members, sizes, free = layout.memory_of(rank)
         forced = places_of(layout.stream.spans, (shape,)).forced[:, rank]
@@ -147,15 +147,17 @@ class Slowest:
         chosen = np.argsort(-counts[:, LIVE].sum(axis=1), kind="stable")[:INSTANTS]
         return counts[chosen], room[chosen]
 
-    def _front(self, run: int, live: int, begun: int, most: int) -> list[tuple[Floats, Floats]]:
-        """Of 0 to ``most`` blocks of a run on a stage with so many live micro-batches, and gradients or none: seconds of the
-        backward pass, growing, and bytes that are no more than those of anything quicker."""
-        key = run, live, begun
+    def _front(self, run: int, there: tuple[int, ...], most: int) -> list[tuple[Floats, Floats]]:
+        """Of 0 to ``most`` blocks of a run on a stage at an instant: seconds of the backward pass, growing, and bytes that are
+        no more than those of anything quicker. ``there``: what the instant says of the stage."""
+        key = run, *there
         if key not in self._fronts:
             self._fronts[key] = [(np.zeros(1), np.zeros(1))]
         known, (recompute, zero) = self._fronts[key], self.layout.stream.single[run]
+        live, begun, waiting = (there[what] for what in (LIVE, BEGUN, WAITING))
+        saved = recompute.sums[:, AT_TIMES]
         one = _best(*_sums(
-            (self._recompute_s(recompute), recompute.sums[:, PERSISTENT] + live * recompute.sums[:, AT_TIMES]),
+            (self._recompute_s(recompute), recompute.sums[:, PERSISTENT] + live * saved + waiting * recompute.sums[:, AT_WAIT]),
             (self._zero_s(zero), zero.sums[:, PERSISTENT] + begun * zero.sums[:, AT_TIMES]),
         ))
         while len(known) <= most:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ONCE, OPTIMIZER, PERSISTENT, AT_TIMES = range(7)
-PEAK, LASTING = 7, 8
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, ONCE, OPTIMIZER, PERSISTENT, AT_TIMES, AT_WAIT = range(8)
+PEAK, LASTING = 8, 9
 """Columns that follow the sums (:attr:`Table.columns`)."""
 PASSES = 3
 """The first columns are seconds of a micro-batch's passes."""
@@ -23,10 +23,11 @@ WORTH_BEATING = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Choices of one block, one a row. ``sums`` [rows, 7]: three times of a micro-batch (s), what is sent and computed once a
-    step (s), bytes all the time and at times (of recomputation for each live micro-batch, of ZeRO gradients once there are
-    any); ``peaks`` [rows]: transient bytes, of which ``lasting`` [rows] stay while other stages run; ``names[row]``: the
-    choice. A table is equal to itself only: what is made of tables is remembered by them."""
+    """Choices of one block, one a row. ``sums`` [rows, 8]: three times of a micro-batch (s), what is sent and computed once a
+    step (s), bytes all the time, at times (of recomputation for each live micro-batch, of ZeRO gradients once there are any)
+    and, beyond these, of each micro-batch that waits for the weight part of its backward pass; ``peaks`` [rows]: transient
+    bytes, of which ``lasting`` [rows] stay while other stages run; ``names[row]``: the choice. A table is equal to itself only:
+    what is made of tables is remembered by them."""
 
     sums: Floats
     peaks: Floats
@@ -35,7 +36,7 @@ class Table:
 
     @property
     def columns(self) -> Floats:
-        """[rows, 9]: all that a choice can be worse in."""
+        """[rows, 10]: all that a choice can be worse in."""
         return np.column_stack([self.sums, self.peaks, self.lasting])
 
     @cached_property

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cost_models.live import BEGUN, LIVE
+from cost_models.live import LIVE
 from planner.evaluate import own_bytes, receive_buffer_bytes
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.ranges import Ranges
@@ -39,9 +39,8 @@ class Thrift:
 
     @cached_property
     def mean_counts(self) -> Floats:
-        """[2, stages]: live micro-batches and gradients, a convex combination of the rank's instants, none of which is the
-        worst for all."""
-        counts = np.zeros((2, self.shape.stages))
+        """[3, stages]: a convex combination of what the rank's instants say, none of which is the worst for all."""
+        counts = np.zeros((3, self.shape.stages))
         for rank in range(self.shape.pipeline):
             counts[:, self.shape.owned(rank)] = self.shape.instants(rank).mean(axis=0)
         return counts
@@ -51,7 +50,7 @@ class Thrift:
         it weighs least."""
         counts = self.mean_counts
         distinct, of_stage = np.unique(counts.T, axis=0, return_inverse=True)
-        sizes = np.array([self.ranges.least_of_blocks(live, begun) for live, begun in distinct.tolist()])
+        sizes = np.array([self.ranges.least_of_blocks(*there) for there in distinct.tolist()])
         ranks = self.shape.ranks
         totals = np.zeros(self.shape.pipeline)
         np.add.at(totals, ranks, sizes.sum(axis=1)[of_stage] / self.shape.virtual)
@@ -97,7 +96,7 @@ class Thrift:
             reached = through.min(axis=0)
         if not math.isfinite(reached[count]):
             return math.inf, None
-        counts = np.array([lives, np.ones(len(lives))])
+        counts = np.array([lives, np.ones(len(lives)), np.zeros(len(lives))])
         return float(reached[count]) + self._batch_bytes, self._stages(self._bounds(cuts), counts, 1.0)
 
     def _weighted(self, enough: float) -> Answer:
@@ -105,10 +104,12 @@ class Thrift:
         ranks = shape.ranks
         share = 1.0 / shape.virtual
         counts = self.mean_counts
-        kept = {live: self.ranges.activations(live, share) for live in np.unique(counts[LIVE]).tolist()}
-        states = {begun: self.ranges.states(begun, share) for begun in np.unique(counts[BEGUN]).tolist()}
+        there = [tuple(each) for each in counts.T.tolist()]
+        kept = {each: self.ranges.activations(*each, share) for each in {(live, waiting) for live, _, waiting in there}}
+        states = {begun: self.ranges.states(begun, share) for begun in {begun for _, begun, _ in there}}
         tables = [
-            states[begun] + kept[live] + self._around(stage, live) for stage, (live, begun) in enumerate(counts.T.tolist())
+            states[begun] + kept[live, waiting] + self._around(stage, live)
+            for stage, (live, begun, waiting) in enumerate(there)
         ]
         weights = np.full(shape.pipeline, 1.0 / shape.pipeline)
         best, evenest, least = 0.0, [0], math.inf
@@ -152,18 +153,20 @@ class Thrift:
 
     def sizes(self, stages: Sequence[StagePlan]) -> Floats:
         """Bytes of every rank under these stages, reserve left out, as the evaluator counts them."""
-        always, gradients, each, tops, lasting = (np.zeros(self.shape.stages) for _ in range(5))
+        # What an instant counts, by stage: a live micro-batch, gradients, a micro-batch that waits.
+        always, each, gradients, waiting, tops, lasting = (np.zeros(self.shape.stages) for _ in range(6))
         states_of, blocks = self.ranges.costed.states[self.ranges.option], self.ranges.costed.graph.blocks
         crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
         for stage in stages:
             levels, states = self.ranges.decided(stage)
             inward, outward = self.buffers(stage.index)
             before, after = (crossing.get(cut, 0) if cut else 0 for cut in (stage.first, stage.last))
-            always[stage.index] = sum(c[0] for c in (*levels, *states)) + inward * before + outward * after
-            gradients[stage.index] = sum(choice[1] for choice in states)
-            kept = own_bytes(int(sum(choice[1] for choice in levels)) + after, before, self.ranges.received(stage.first))
+            always[stage.index] = sum(c.always for c in (*levels, *states)) + inward * before + outward * after
+            gradients[stage.index] = sum(choice.each for choice in states)
+            waiting[stage.index] = sum(choice.waiting for choice in levels)
+            kept = own_bytes(int(sum(choice.each for choice in levels)) + after, before, self.ranges.received(stage.first))
             each[stage.index] = kept + self.ranges.costed.context_bytes
-            tops[stage.index] = max(c[2] for c in levels) + max(c[2] for c in states)
+            tops[stage.index] = max(c.transient for c in levels) + max(c.transient for c in states)
             lasting[stage.index] = max(
                 states_of[blocks[at].body][decision.zero].lasting_bytes
                 for at, decision in enumerate(stage.decisions, stage.first)
@@ -171,7 +174,7 @@ class Thrift:
         result = np.zeros(self.shape.pipeline)
         for rank in range(self.shape.pipeline):
             owned, found = self.shape.owned(rank), self.shape.instants(rank)
-            most = float((found[:, LIVE] @ each[owned] + found[:, BEGUN] @ gradients[owned]).max())
+            most = float(np.einsum("iks,ks->i", found, np.array([each, gradients, waiting])[:, owned]).max())
             worst = owned[int((tops - lasting)[owned].argmax())]
             beside = lasting[owned].sum() - lasting[worst]
             result[rank] = always[owned].sum() + most + tops[worst] + beside + self._batch_bytes
@@ -186,8 +189,8 @@ class Thrift:
 
     def _stages(self, bounds: Sequence[int], counts: Floats, share: float) -> tuple[StagePlan, ...]:
         decisions: list[tuple[BlockDecision, ...]] = [
-            self.ranges.choose(bounds[stage], bounds[stage + 1], live, begun, share)
-            for stage, (live, begun) in enumerate(counts.T.tolist())
+            self.ranges.choose(bounds[stage], bounds[stage + 1], live, begun, waiting, share)
+            for stage, (live, begun, waiting) in enumerate(counts.T.tolist())
         ]
         return tuple(StagePlan(i, bounds[i], bounds[i + 1], chosen) for i, chosen in enumerate(decisions))
 

@@ -5,9 +5,9 @@ Variables    x[b, s, r], w[b, s, z] in {0, 1}: block b on virtual stage s with r
              and L[s], the most that it leaves while others run; Z[r], the largest of these on a rank; M, the largest rank.
 Constraints  every block is on one stage, and both count the same blocks; every stage has one; a block is on no earlier stage
              than the one before it; for each rank and instant, persistent bytes + live micro-batches x (saved bytes,
-             context and what is sent) + gradients, where there are any yet, + receive buffers + Z[r] are at most M; P[s] is
-             at least each transient, g[s] each gathered share; Z[r] at least each of its stages' P[s] + g[s] with the
-             others' L.
+             context and what is sent) + what the waiting ones keep beyond that + gradients, where there are any yet, +
+             receive buffers + Z[r] are at most M; P[s] is at least each transient, g[s] each gathered share; Z[r] at least
+             each of its stages' P[s] + g[s] with the others' L.
 Objective    M, least.
 """
 
@@ -86,9 +86,9 @@ class _Model:
         peaks, shared, left = ([pulp.LpVariable(f"{name}_{s}", 0) for s in range(self.shape.stages)] for name in "PgL")
         for b, s in self.held:
             stays: dict[object, int] = {zero: state.lasting_bytes for zero, state in states[blocks[b].body].items()}
-            self.problem += peaks[s] >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.levels[b, s])
-            self.problem += shared[s] >= pulp.lpSum(choice[2] / self.unit * v for v, choice in self.zeros[b, s])
-            self.problem += left[s] >= pulp.lpSum(stays[choice[3]] / self.unit * v for v, choice in self.zeros[b, s])
+            self.problem += peaks[s] >= pulp.lpSum(choice.transient / self.unit * v for v, choice in self.levels[b, s])
+            self.problem += shared[s] >= pulp.lpSum(choice.transient / self.unit * v for v, choice in self.zeros[b, s])
+            self.problem += left[s] >= pulp.lpSum(stays[choice.decision] / self.unit * v for v, choice in self.zeros[b, s])
         for s in range(self.shape.stages):
             rank = self.shape.rank_of(s)
             others = pulp.lpSum(left[other] for other in self.shape.owned(rank) if other != s)
@@ -98,18 +98,19 @@ class _Model:
         costed = self.ranges.costed
         for rank in range(self.shape.pipeline):
             owned = self.shape.owned(rank)
-            for live, begun in self.shape.instants(rank).tolist():
-                parts = [self._kept(*counts) for counts in zip(owned, live, begun, strict=True)]
+            for live, begun, waiting in self.shape.instants(rank).tolist():
+                parts = [self._kept(*counts) for counts in zip(owned, live, begun, waiting, strict=True)]
                 fixed = sum(live) * costed.context_bytes + self.shape.microbatches * costed.batch_bytes
                 self.problem += pulp.lpSum(parts) + fixed / self.unit + self.tops[rank] <= self.largest
 
-    def _kept(self, s: int, live: int, begun: int) -> pulp.LpAffineExpression:
-        """What stage ``s`` keeps with so many live micro-batches, and gradients or none; transients and context left out."""
+    def _kept(self, s: int, live: int, begun: int, waiting: int) -> pulp.LpAffineExpression:
+        """What stage ``s`` keeps with so many live micro-batches, of which so many wait for their weight parts, and gradients
+        or none; transients and context left out."""
         crossing = self.ranges.costed.crossing_bytes[self.ranges.option]
         inward, outward = self.thrift.buffers(s)
         terms = [
-            (choice[0] + times * choice[1]) / self.unit * v
-            for table, times in ((self.levels, live), (self.zeros, begun)) for b in range(self.ranges.count)
+            choice.held(*times) / self.unit * v
+            for table, times in ((self.levels, (live, waiting)), (self.zeros, (begun, 0))) for b in range(self.ranges.count)
             for v, choice in table.get((b, s), ())
         ]
         for b in range(1, self.ranges.count):
@@ -127,7 +128,7 @@ class _Model:
         for b in range(self.ranges.count):
             s = max((s for s in range(self.shape.stages) if (b, s) in self.held), key=lambda s: self.held[b, s].value())
             level, zero = (
-                max(table[b, s], key=lambda item: item[0].value())[1][3] for table in (self.levels, self.zeros)
+                max(table[b, s], key=lambda item: item[0].value())[1].decision for table in (self.levels, self.zeros)
             )
             found[s].append(BlockDecision(zero, level))  # type: ignore[arg-type]
         firsts = [sum(map(len, found[:s])) for s in range(self.shape.stages)]

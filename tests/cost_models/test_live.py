@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.live import BEGUN, LIVE, both_at_once, instants, most_alive
+from cost_models.live import BEGUN, LIVE, WAITING, both_at_once, instants, most_alive, without_waiting
 from cost_models.schedules import SCHEDULES, actions, legal, stages_of_rank
 
 SPLIT = ("interleaved-zero-bubble", "zbv")
@@ -14,19 +16,26 @@ SPLIT = ("interleaved-zero-bubble", "zbv")
 
 def _counted(name: str, pipeline: int, virtual: int, microbatches: int, rank: int) -> list[tuple[int, ...]]:
     """All maximal instants of a rank, counted along its order: live micro-batches of its stages, then whether they have
-    gradients."""
+    gradients, then micro-batches that wait for their weight part (none do on the model's first stage)."""
     stages = stages_of_rank(name, pipeline, virtual, rank)
-    live, begun, seen = [0] * len(stages), [0] * len(stages), set()
+    live, begun, waiting, seen = [0] * len(stages), [0] * len(stages), [0] * len(stages), set()
     last = "W" if name in SPLIT else "B"
     for action in actions(name, pipeline, virtual, microbatches)[rank]:
         at = stages.index(action.stage)
         if action.kind == "F":
             live[at] += 1
+        elif action.kind == "I":
+            waiting[at] += action.stage > 0
         elif action.kind == last:
             begun[at] = 1
-        seen.add((*live, *begun))
+        seen.add((*live, *begun, *waiting))
         if action.kind == last:
             live[at] -= 1
+            waiting[at] -= last == "W" and action.stage > 0
+    return _maximal(seen)
+
+
+def _maximal(seen: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return sorted(
         one for one in seen
         if not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in seen)
@@ -45,7 +54,9 @@ def test_instants_are_the_orders_own(name: str, pipeline: int, virtual: int, mic
             name, pipeline, virtual, microbatches, rank
         )
         assert most[rank] == tuple(mine[:, LIVE].max(axis=0))
-        both = bool((mine.min(axis=(1, 2)) > 0).any())
+        both = bool((mine[:, :WAITING].min(axis=(1, 2)) > 0).any())
+        fewer = [tuple(row) for row in mine[:, :WAITING].reshape(len(mine), -1).tolist()]
+        assert [tuple(row) for row in without_waiting(mine).reshape(-1, 2 * mine.shape[2]).tolist()] == _maximal(set(fewer))
         assert both or not both_at_once(pipeline, virtual, microbatches)
         # Each of both by itself is there on all stages in any case.
         assert (mine[:, LIVE].min(axis=1) > 0).any() and (mine[:, BEGUN].min(axis=1) > 0).any()
@@ -55,7 +66,7 @@ def test_one_round_has_no_gradients_beside_all_activations() -> None:
     """Interleaved, with as many micro-batches as ranks: the first rank has done all forward passes when it begins with the
     last stage's backward passes; the stage before has gradients when those of the last stage are over."""
     first = instants("interleaved-1f1b", 4, 2, 4)[0]
-    assert first.tolist() == [[[4, 0], [1, 1]], [[4, 4], [0, 1]]]
+    assert first.tolist() == [[[4, 0], [1, 1], [0, 0]], [[4, 4], [0, 1], [0, 0]]]
 
 
 def test_an_illegal_schedule_is_refused() -> None:

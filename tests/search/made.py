@@ -78,7 +78,7 @@ def _block(draw: random.Random, level: Recompute, work: float, saved: int) -> Bl
     kept = max(1, round(saved * (1 - 0.9 * part)))
     input_s = work * draw.uniform(0.9, 1.1)
     return BlockCost(work, input_s + work, input_s, work, part * work, 0.1 * work, 0.1 * work, 0.0,
-                     *(0.0,) * 4, kept, kept // 2, draw.randint(1, 10), 16, 1, 3e12)
+                     *(0.0,) * 4, kept, kept // 2, draw.randint(1, 10), 16, 1, 3e12, waiting_bytes=kept // 3)
 
 
 def _state(draw: random.Random, zero: int, size: int) -> StateCost:

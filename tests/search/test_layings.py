@@ -82,11 +82,11 @@ def test_choices_count_as_better_than_they_are() -> None:
     leaf = Leaf(SHAPES[1][0], 0, ROOMY, blocks=SHAPES[1][1])
     _, patterns = layings_between(leaf, 1e9)
     alike = Table(np.array([
-        [1.0, 1.0, 1.0, 0, 0, 0, 100.0], [1.0, 1.001, 1.0, 0, 0, 0, 99.5], [1.0, 2.0, 1.0, 0, 0, 0, 10.0],
+        [1.0, 1.0, 1.0, 0, 0, 0, 100.0, 0], [1.0, 1.001, 1.0, 0, 0, 0, 99.5, 0], [1.0, 2.0, 1.0, 0, 0, 0, 10.0, 0],
     ]), np.array([5.0, 4.0, 6.0]), np.zeros(3), ("none", "selective", "full"))
     joined = layings_module._joined(alike)
     assert joined.names == ("none", "full")
-    assert joined.sums[0].tolist() == [1.0, 1.0, 1.0, 0, 0, 0, 99.5] and joined.peaks.tolist() == [4.0, 6.0]
+    assert joined.sums[0].tolist() == [1.0, 1.0, 1.0, 0, 0, 0, 99.5, 0] and joined.peaks.tolist() == [4.0, 6.0]
     for before, after in zip(leaf.stream.single, relaxed(patterns).single, strict=True):
         for table, better in zip(before, after, strict=True):
             at_least = (better.columns[:, None] <= table.columns).all(axis=2)
