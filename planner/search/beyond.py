@@ -10,7 +10,8 @@ certificate is about: where it stays the best, it is quicker than all that is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.ir.plan import Mesh, Plan, Prediction
@@ -18,12 +19,16 @@ from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.families import Scope
 from planner.search.nodes import Sketch
+from planner.search.solve import Task
+from planner.search.uniform import Ladder, Rung, ladders
 
 WIDER, HALVINGS = 1.25, 5
 """Sums may be so many times the memory; where that is too much, so often half of the way between what is too much and what is
 not."""
 LASTS_S, PART = 1.0, 0.25
 """Seconds at most, and part of the time that is left, for what comes after the first of every mesh."""
+PRICED_S = 2.0
+"""Seconds at most for prices that the search asks for anyway, and for sums."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,21 @@ class Beyond:
         of_mesh = dict[Mesh, Candidate]()
         for candidate in alone:
             of_mesh.setdefault(candidate.mesh, candidate)
-        self._try(list(of_mesh.values()), deadline)
-        now = time.perf_counter()
-        self._try([each for each in alone if each is not of_mesh[each.mesh]], now + min(LASTS_S, PART * (deadline - now)))
+        others = [each for each in alone if each is not of_mesh[each.mesh]]
+        self._one_for_all(of_mesh.values(), others, deadline)
+        for each in self._promising(of_mesh.values(), deadline):
+            self._stretch(each, deadline)
+        until = _soon(deadline)
+        for each in self._promising(others, until):
+            self._stretch(each, until)
 
-    def _try(self, candidates: Sequence[Candidate], until: float) -> None:
+    def _promising(self, candidates: Iterable[Candidate], until: float) -> Iterator[Candidate]:
+        """One after the other while there is time and it may be quicker than the best plan so far."""
         for candidate in candidates:
             if self.bounds[candidate] >= self.best.target() or time.perf_counter() > until:
                 return
             self.meanwhile()
-            self._stretch(candidate, until)
+            yield candidate
 
     @property
     def limit_bytes(self) -> int:
@@ -84,6 +94,58 @@ class Beyond:
         for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:1]:
             attempt.probe(closer, self.best.target())
         return closer.fits
+
+    def _one_for_all(self, firsts: Iterable[Candidate], others: Sequence[Candidate], deadline: float) -> None:
+        """Plans of one ZeRO stage for all blocks (:mod:`uniform`): of the first of every mesh, and of others of meshes that
+        are short of memory. Of every ladder first the plan of the least sums of those quicker than the best plan."""
+        found = [ladder for each in self._promising(firsts, deadline) for ladder in self._ladders(each)]
+        short = {ladder.task.candidate.mesh for ladder in found}
+        more = self._promising([each for each in others if each.mesh in short], _soon(deadline, PRICED_S))
+        found += [ladder for each in more for ladder in self._ladders(each)]
+        until = _soon(deadline)
+        for _, ladder in sorted(((self._first(ladder)[1].sums_bytes, ladder) for ladder in found), key=lambda pair: pair[0]):
+            if time.perf_counter() > until:
+                return
+            self._up(ladder, until)
+
+    def _ladders(self, candidate: Candidate) -> list[Ladder]:
+        """Those with a plan that may be quicker than the best one, fit by a closer look and not fit by its sums."""
+        scope, family = self.scope, self.scope.family(candidate)
+        chains = () if family is None else tuple(each for chain in family.chains for each in chain.each)
+        tasks = (Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
+        beyond = (ladder for ladder in ladders(tasks) if ladder[-1].sums_bytes > self.limit_bytes)
+        return [ladder for ladder in beyond if self._may_hold(self._first(ladder)[1])]
+
+    def _first(self, ladder: Ladder) -> tuple[int, Rung]:
+        """The lowest rung that is quicker than the best plan, else the highest."""
+        target_s = self.best.target()
+        at = bisect_left(range(len(ladder) - 1), True, key=lambda at: ladder[at].prediction.step_s < target_s)
+        return at, ladder[at]
+
+    def _may_hold(self, rung: Rung) -> bool:
+        """Whether a plan may be quicker than the best one and fit by a closer look."""
+        return rung.prediction.step_s < self.best.target() and rung.may_fit(self.limit_bytes, WIDER)
+
+    def _holds(self, rung: Rung) -> bool:
+        """Whether one does. If so it is kept."""
+        return self._may_hold(rung) and self.best.report(rung.plan, rung.prediction).fits
+
+    def _up(self, ladder: Ladder, until: float) -> None:
+        """From the first rung that matters, if that fits by a closer look, to the last that does."""
+        least, rung = self._first(ladder)
+        most = len(ladder) if self._holds(rung) else least
+        while most - least > 1 and time.perf_counter() < until:
+            middle = (least + most) // 2
+            if self._holds(ladder[middle]):
+                least = middle
+            else:
+                most = middle
+
+
+def _soon(deadline: float, lasts_s: float = LASTS_S) -> float:
+    """When what is done beside the first of every mesh ends."""
+    now = time.perf_counter()
+    return now + min(lasts_s, PART * (deadline - now))
 
 
 @dataclass

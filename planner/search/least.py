@@ -219,9 +219,15 @@ class LeastMemory:
 
     def _plan(self, node: _Node, stages: tuple[StagePlan, ...]) -> Plan:
         assert node.thrift is not None
-        ranges = node.thrift.ranges
-        chain = Chain((ranges.costed,), ranges.option, ranges.allowed, node.candidate.groups)
-        return Task(node.candidate, chain, self.cluster, self.request, self.names).plan(stages)
+        return self._task(node.candidate, node.thrift.ranges).plan(stages)
+
+    def tasks(self, candidate: Candidate) -> list[Task]:
+        """The chains of a candidate of one ZeRO group."""
+        return [self._task(candidate, ranges) for ranges in self._ranges_of(candidate)]
+
+    def _task(self, candidate: Candidate, ranges: Ranges) -> Task:
+        chain = Chain((ranges.costed,), ranges.option, ranges.allowed, candidate.groups)
+        return Task(candidate, chain, self.cluster, self.request, self.names)
 
     def _report(self, node: _Node, stages: tuple[StagePlan, ...]) -> None:
         assert node.thrift is not None

@@ -19,6 +19,7 @@ from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
 from planner.search.request import Look, Request, as_it_is
 from planner.search.solve import Fingerprints
+from planner.search.uniform import ladders
 
 GIB = 2**30
 LEAST_S = 20.0
@@ -155,15 +156,25 @@ def _thriftier(known: tuple[Plan, Prediction] | None, other: tuple[Plan, Predict
 def _thrifty(
     memory: Memory, candidates: Sequence[Candidate], limit_bytes: int, look: Look, deadline: float
 ) -> Iterator[Least]:
-    """Plans that may fit by a closer look, whatever their sums: of every candidate the one of the least sums, least ones first.
-    They are in no search's space, whose plans fit by their sums."""
+    """Plans that may fit by a closer look, whatever their sums: of every candidate the one of the least sums, and those of one
+    ZeRO stage for all blocks, least ones first. They are in no search's space, whose plans fit by their sums."""
     until, most = min(deadline, time.perf_counter() + ALONE_S), WIDER * limit_bytes
-    for bound, candidate in memory(candidates, -math.inf).bounds():
+    every = memory(candidates, -math.inf)
+    for bound, candidate in every.bounds():
         if bound > most or time.perf_counter() > until:
             return
         found = memory((candidate,), most).run()
-        if found is not None:
-            yield replace(found, prediction=look(found.plan, found.prediction))
+        if found is None:
+            continue
+        yield replace(found, prediction=look(found.plan, found.prediction))
+        for ladder in sorted(ladders(every.tasks(candidate)), key=lambda ladder: ladder[0].sums_bytes):
+            for rung in ladder.of_one_level:
+                if not rung.may_fit(limit_bytes, WIDER) or time.perf_counter() > until:
+                    break
+                seen = look(rung.plan, rung.prediction)
+                yield replace(found, plan=rung.plan, prediction=seen)
+                if not seen.fits:
+                    break
 
 
 def shortage(least: Least) -> str:

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from planner.constraints_kept import broken_limit
+from planner.constraints_text import parse_constraints
 from planner.evaluate import evaluate
-from planner.ir.costed import CostedGraph
+from planner.ir.costed import CostedGraph, Recompute
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
 from planner.search import Request, beyond, parse_pins, refusal, search
 from planner.search.best import Best
@@ -19,7 +21,9 @@ from planner.search.candidates import enumerate_candidates
 from planner.search.families import Scope
 from planner.search.least import Least
 from planner.search.refusal import MemoryTooSmall
-from planner.search.solve import Fingerprints
+from planner.search.request import Look
+from planner.search.solve import Fingerprints, Task, chains_of
+from planner.search.uniform import ladders
 from tests.oracles.exhaustive_plan import every_plan
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 from tests.wide import wide
@@ -154,6 +158,131 @@ def test_the_bytes_that_are_missing_are_those_of_the_closer_look() -> None:
         assert (prediction.peak_memory_bytes, refused.value.least.bound_bytes) == (needed, by_sums)
     found = search(GRAPH, make_cluster(1, needed), REQUEST, costing=lambda _: costed, look=lighter)
     assert found.prediction.fits and found.plan.stages == plan.stages
+
+
+LEVELS: tuple[Recompute, ...] = ("none", "selective", "full")
+SHORT = make_graph(list("eaaab"))
+
+
+def lighter_alike(zero: int, but: Sequence[int] = ()) -> Look:
+    """Plans that have this ZeRO stage in all blocks ``but`` these take less than their sums."""
+    def look(plan: Plan, prediction: Prediction) -> Prediction:
+        decisions = [decision for stage in plan.stages for decision in stage.decisions]
+        if any(decision.zero != zero for at, decision in enumerate(decisions) if at not in but):
+            return prediction
+        state = max(each.memory.parameters + each.memory.gradients + each.memory.optimizer for each in prediction.stages)
+        return replace(prediction, peak_memory_bytes=max(state, int(0.82 * prediction.peak_memory_bytes)))
+
+    return look
+
+
+def seen_under(costed: CostedGraph, request: Request, zero: int, look: Look) -> list[tuple[int, float, Plan]]:
+    """Bytes as looked at and seconds of every plan of one stage."""
+    template = Plan(
+        "made", "", "made", "", "fp32", 4, Mesh(), Batch(request.batch, 1, request.batch), Schedule("1f1b", 1), 1, (),
+        costed.placements[0],
+    )
+    plans = every_plan(template, costed, tuple(BlockDecision(zero, level) for level in LEVELS))
+    found = [(plan, look(plan, evaluate(plan, costed, make_cluster(1, 10_000)))) for plan in plans]
+    return [(prediction.peak_memory_bytes, prediction.step_s, plan) for plan, prediction in found]
+
+
+@pytest.mark.parametrize("seed, part", [(4, 0.0), (4, 0.3), (4, 0.6), (3, 1.0), (5, 0.6)])
+def test_one_stage_for_all_blocks_is_found(seed: int, part: float) -> None:
+    """ZeRO 2 throughout takes less than its sums; others, whose sums are less, do not. ``part``: of the way from the least
+    memory of such a plan to the most."""
+    costed = make_costed(SHORT, seed, zeros=(0, 2, 3), levels=LEVELS, crossing=4)
+    request, look = replace(REQUEST, batch=4), lighter_alike(2)
+    plans = seen_under(costed, request, 2, look)
+    peaks = [peak for peak, _, _ in plans]
+    least, most = min(peaks), max(peaks)
+    limit = round(least + part * (most - least))
+    result = search(SHORT, make_cluster(1, limit), request, costing=lambda _: costed, look=look)
+    fitting = [(step_s, plan) for peak, step_s, plan in plans if peak <= limit]
+    alike = [step_s for step_s, plan in fitting if len(set(plan.stages[0].decisions)) == 1]
+    assert result.prediction.fits
+    assert result.prediction.step_s <= min(alike) * (1 + 1e-9)
+    assert result.prediction.step_s <= min(step_s for step_s, _ in fitting) * 1.03
+
+
+@pytest.mark.parametrize("pins, forbidden", [
+    (["blocks.2:zero=0"], []),
+    (["blocks.2:zero=0", "blocks.1:recompute=full"], ["blocks.4:recompute=none"]),
+    (["blocks.2:zero=0"], ["zero_group=1, blocks.3:recompute=none"]),
+])
+def test_plans_of_one_stage_keep_constraints(pins: list[str], forbidden: list[str]) -> None:
+    """A block that may not have the stage has its own."""
+    costed = make_costed(SHORT, 4, zeros=(0, 2, 3), levels=LEVELS, crossing=4)
+    alone = ["pipeline=1", "tensor=1", "microbatch=1"]
+    request, look = Request(4, 4, "fp32", parse_constraints([*alone, *pins], forbidden), gap=1e-4), lighter_alike(2, (2,))
+    roomy, seen = search(SHORT, make_cluster(1, 10_000), request, costing=lambda _: costed), list[Plan]()
+
+    def kept(plan: Plan, prediction: Prediction) -> Prediction:
+        assert broken_limit(request.constraints, plan, SHORT, make_cluster(1, 10_000), prediction) is None
+        seen.append(plan)
+        return look(plan, prediction)
+
+    cluster = make_cluster(1, round(0.75 * roomy.prediction.peak_memory_bytes))
+    found = search(SHORT, cluster, request, costing=lambda _: costed, look=kept)
+    assert found.prediction.fits and found.plan in seen
+    assert [2, 2, 0, 2, 2] in [[decision.zero for decision in plan.stages[0].decisions] for plan in seen]
+
+
+def test_headroom_holds_for_plans_of_one_stage() -> None:
+    costed, look = make_costed(SHORT, 4, zeros=(0, 2, 3), levels=LEVELS, crossing=4), lighter_alike(2)
+    constraints = parse_constraints(["pipeline=1", "tensor=1", "microbatch=1"], headroom="25%")
+    limit = min(peak for peak, _, _ in seen_under(costed, replace(REQUEST, batch=4), 2, look))
+    cluster = make_cluster(1, -(-limit * 4 // 3))
+    found = search(SHORT, cluster, Request(4, 4, "fp32", constraints, gap=1e-4), costing=lambda _: costed, look=look)
+    assert broken_limit(constraints, found.plan, SHORT, cluster, found.prediction) is None
+    assert {decision.zero for decision in found.plan.stages[0].decisions} == {2}
+
+
+def tasks_of(costed: CostedGraph, request: Request, devices: int = 1) -> list[Task]:
+    cluster = make_cluster(devices, 10_000)
+    candidates = enumerate_candidates(costed.graph, cluster, request)
+    names = Fingerprints("made", "", "made", "")
+    chains = [(each, chain) for each in candidates for chain in chains_of((costed,), each, request)]
+    return [Task(candidate, chain, cluster, request, names) for candidate, chain in chains]
+
+
+def test_a_ladder_for_each_stage_goes_up_from_the_thriftiest_to_the_quickest() -> None:
+    costed = make_costed(SHORT, 1, zeros=(0, 2, 3), levels=LEVELS, crossing=4)
+    found = list(ladders(tasks_of(costed, REQUEST)))
+    assert [{decision.zero for decision in each[0].plan.stages[0].decisions} for each in found] == [{0}, {2}, {3}]
+    for ladder in found:
+        rungs = [ladder[at] for at in range(len(ladder))]
+        steps, alike = [rung.prediction.step_s for rung in rungs], list(ladder.of_one_level)
+        assert steps == sorted(steps, reverse=True)
+        assert [len(set(rung.plan.stages[0].decisions)) for rung in alike] == [1] * len(alike)
+        assert (alike[0].plan, alike[-1].plan) == (rungs[0].plan, rungs[-1].plan)
+        last = [decision.recompute for decision in rungs[1].plan.stages[0].decisions]
+        assert len(set(last[:-1])) == 1 and last[-1] != last[0]
+
+
+def test_blocks_of_tied_parameters_share_the_stage_of_a_ladder() -> None:
+    graph = make_graph(list("eaaab"), tied=True)
+    costed = make_costed(graph, 1, zeros=(0, 2, 3), levels=("none", "full"), crossing=4)
+    constraints = parse_constraints(["pipeline=1", "tensor=1", "microbatch=1", "zero_group=1", "blocks.4:zero<=2"])
+    for ladder in ladders(tasks_of(costed, replace(REQUEST, constraints=constraints))):
+        zeros = [decision.zero for decision in ladder[0].plan.stages[0].decisions]
+        assert zeros[0] == zeros[4] <= 2 and len(set(zeros[1:4])) == 1
+        assert zeros[0] == min(zeros[1], 2) or zeros[0] != 2, "the nearest that it may have"
+
+
+def test_before_a_refusal_plans_of_one_stage_are_looked_at() -> None:
+    """Behind a pipeline, where the plan of the least sums does not fit and is none of them."""
+    graph = make_graph(list("eaab"))
+    costed = make_costed(graph, 7, zeros=(0, 2, 3), levels=LEVELS, crossing=4)
+    constraints = parse_pins(["pipeline=2", "tensor=1", "schedule=1f1b", "virtual=1", "microbatch=1"])
+    request, look = Request(4, 4, "fp32", constraints, gap=1e-4), lighter_alike(2)
+    rungs = [ladder[0] for ladder in ladders(tasks_of(costed, request, devices=2))]
+    limit = min(look(rung.plan, rung.prediction).peak_memory_bytes for rung in rungs)
+    with pytest.raises(MemoryTooSmall):
+        search(graph, make_cluster(2, limit), request, costing=lambda _: costed)
+    found = search(graph, make_cluster(2, limit), request, costing=lambda _: costed, look=look)
+    assert found.prediction.fits
+    assert {decision.zero for stage in found.plan.stages for decision in stage.decisions} == {2}
 
 
 def least_memory(costed: CostedGraph, request: Request) -> Least:
