@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from planner.compile import load_cluster
 from planner.constraints_kept import broken_limit
 from planner.constraints_text import parse_constraints
 from planner.evaluate import evaluate
+from planner.fitting import fitted
 from planner.ir.costed import CostedGraph, Recompute
 from planner.ir.plan import Batch, BlockDecision, Mesh, Plan, Prediction, Schedule
 from planner.search import Request, beyond, parse_pins, refusal, search
@@ -24,6 +27,7 @@ from planner.search.refusal import MemoryTooSmall
 from planner.search.request import Look
 from planner.search.solve import Fingerprints, Task, chains_of
 from planner.search.uniform import ladders
+from planner.trace import load_model, trace_model
 from tests.oracles.exhaustive_plan import every_plan
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 from tests.wide import wide
@@ -283,6 +287,55 @@ def test_before_a_refusal_plans_of_one_stage_are_looked_at() -> None:
     found = search(graph, make_cluster(2, limit), request, costing=lambda _: costed, look=look)
     assert found.prediction.fits
     assert {decision.zero for stage in found.plan.stages for decision in stage.decisions} == {2}
+
+
+TIED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(2000, 64)
+        self.m = nn.ModuleList(nn.Sequential(nn.Linear(64, h), nn.GELU(), nn.Linear(h, 64)) for h in (128, 1024, 512))
+        self.h = nn.Linear(64, 2000, bias=False)
+        self.h.weight = self.e.weight
+
+    def forward(self, input_ids):
+        x = self.e(input_ids)
+        for m in self.m:
+            x = x + m(x)
+        return self.h(x)
+
+
+def example_inputs(batch_size, sequence):
+    return {name: torch.randint(2000, (batch_size, 16)) for name in ("input_ids", "labels")}
+
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten())
+"""
+
+
+@pytest.mark.slow
+def test_no_plan_of_one_stage_of_a_real_net_is_quicker(tmp_path: Path) -> None:
+    """Blocks that are all different, the ends tied: with less memory than this the search knew slower plans, or none."""
+    (tmp_path / "net.py").write_text(TIED)
+    graph = trace_model(load_model(f"{tmp_path / 'net.py'}:Net", {}, None), sequence=None, dtype="float32")
+    cluster = load_cluster("local-cpu:1x2")
+
+    def planned(memory: float, *pins: str) -> Prediction:
+        chip = replace(cluster.chip, reserve_bytes=0, memory_bytes=round(memory))
+        request = Request(16, graph.sequence, "fp32", parse_pins(["data=2", *pins]))
+        return fitted(graph, replace(cluster, chip=chip), request).prediction
+
+    most = planned(2**40).peak_memory_bytes
+    for part, zero in ((0.6, 3), (0.65, 1)):
+        alike = planned(part * most, f"zero={zero}", "recompute=full", "microbatch=8", "zero_group=2")
+        assert alike.fits
+        assert planned(part * most).step_s <= 1.001 * alike.step_s
 
 
 def least_memory(costed: CostedGraph, request: Request) -> Least:
