@@ -40,10 +40,11 @@ class Rung:
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer state, which are there at the end of a step whatever was before: no look at the
-        plan sees less."""
-        memories = [stage.memory for stage in self.prediction.stages]
-        return max(each.parameters + each.gradients + each.optimizer for each in memories) + self.reserve_bytes
+        """Parameters, optimizer state and, from the second micro-batch on, gradients, which are all there when the last
+        backward pass begins: no look at the plan sees less."""
+        memories, accumulates = [stage.memory for stage in self.prediction.stages], self.plan.batch.accumulation > 1
+        states = (each.parameters + each.optimizer + accumulates * each.gradients for each in memories)
+        return max(states) + self.reserve_bytes
 
     def may_fit(self, limit_bytes: int, wider: float) -> bool:
         """By a closer look, with sums of so many times the limit at most."""
