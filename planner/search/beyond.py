@@ -1,4 +1,4 @@
-"""Early plans without a pipeline, those among them that fit by a closer look alone.
+"""Plans without a pipeline that may fit by a closer look alone: early ones, and where a search is over some more.
 
 The search holds plans to sums that bound memory from above. Where a step has few micro-batches these can be an eighth above the
 truth: gradients come as activations go, and what ZeRO 3 gathers is not the largest block twice. So every candidate without a
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner.ir.plan import Mesh, Plan, Prediction
@@ -28,7 +28,7 @@ not."""
 LASTS_S, PART = 1.0, 0.25
 """Seconds at most, and part of the time that is left, for what comes after the first of every mesh."""
 PRICED_S = 2.0
-"""Seconds at most for prices that the search asks for anyway, and for sums."""
+"""Seconds at most for prices and sums of plans of one ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,20 @@ class Beyond:
     def go(self, deadline: float) -> None:
         """Candidates of the least bounds first, as long as they may be quicker than the best plan: one of every mesh, however
         busy the machine is, then others for some time."""
-        alone = sorted((each for each in self.bounds if each.mesh.pipeline == 1), key=self.bounds.__getitem__)
-        of_mesh = dict[Mesh, Candidate]()
-        for candidate in alone:
-            of_mesh.setdefault(candidate.mesh, candidate)
-        others = [each for each in alone if each is not of_mesh[each.mesh]]
-        self._one_for_all(of_mesh.values(), others, deadline)
-        for each in self._promising(of_mesh.values(), deadline):
+        firsts, others = self._alone()
+        for each in self._promising(firsts, deadline):
             self._stretch(each, deadline)
         until = _soon(deadline)
         for each in self._promising(others, until):
             self._stretch(each, until)
+
+    def _alone(self) -> tuple[list[Candidate], list[Candidate]]:
+        """Candidates without a pipeline: the first of every mesh, and the others."""
+        of_mesh = dict[Mesh, Candidate]()
+        alone = sorted((each for each in self.bounds if each.mesh.pipeline == 1), key=self.bounds.__getitem__)
+        for candidate in alone:
+            of_mesh.setdefault(candidate.mesh, candidate)
+        return list(of_mesh.values()), [each for each in alone if each is not of_mesh[each.mesh]]
 
     def _promising(self, candidates: Iterable[Candidate], until: float) -> Iterator[Candidate]:
         """One after the other while there is time and it may be quicker than the best plan so far."""
@@ -95,12 +98,15 @@ class Beyond:
             attempt.probe(closer, self.best.target())
         return closer.fits
 
-    def _one_for_all(self, firsts: Iterable[Candidate], others: Sequence[Candidate], deadline: float) -> None:
-        """Plans of one ZeRO stage for all blocks (:mod:`uniform`): of the first of every mesh, and of others of meshes that
-        are short of memory. Of every ladder first the plan of the least sums of those quicker than the best plan."""
-        found = [ladder for each in self._promising(firsts, deadline) for ladder in self._ladders(each)]
+    def finish(self, deadline: float) -> None:
+        """Where a search is over before its time, plans of one ZeRO stage for all blocks (:mod:`uniform`): of the first of
+        every mesh, and of others of meshes that are short of memory. Of every ladder first the plan of the least sums of those
+        quicker than the best plan."""
+        firsts, others = self._alone()
+        until = _soon(deadline, PRICED_S)
+        found = [ladder for each in self._promising(firsts, until) for ladder in self._ladders(each)]
         short = {ladder.task.candidate.mesh for ladder in found}
-        more = self._promising([each for each in others if each.mesh in short], _soon(deadline, PRICED_S))
+        more = self._promising([each for each in others if each.mesh in short], until)
         found += [ladder for each in more for ladder in self._ladders(each)]
         until = _soon(deadline)
         for _, ladder in sorted(((self._first(ladder)[1].sums_bytes, ladder) for ladder in found), key=lambda pair: pair[0]):

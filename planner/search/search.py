@@ -52,6 +52,8 @@ NEWS_S = 5.0
 """Seconds between two news of a search under way."""
 UNTIL_ANY = 0.5
 """Part of the time after which a search without any plan looks for the one that takes the least memory."""
+FINISH_S = 10.0
+"""Before it does, plans that fit by a closer look alone are looked for as if so many seconds were left at least."""
 
 Node = Kin | Sketch | Attempt
 
@@ -310,14 +312,19 @@ def search(
             state.call(scope, deadline)
         climb = Climb(bounds, scope, state.best, state.meanwhile)
         climb.begin(deadline)
-        if look is not as_it_is:
-            Beyond(bounds, scope, state.best, state.meanwhile).go(deadline)
+        beyond = Beyond(bounds, scope, state.best, state.meanwhile) if look is not as_it_is else None
+        if beyond is not None:
+            beyond.go(deadline)
         _refine(state, scope, climb, deadline, math.inf if limit_s is None else costed + limit_s * UNTIL_ANY)
+        if state.best.found is None and beyond is not None:
+            beyond.finish(max(deadline, time.perf_counter() + FINISH_S))
         if state.best.found is None:
             found = last_resort(list(bounds), prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
         state.last_words(scope)
+        if beyond is not None:
+            beyond.finish(deadline)
         lower_s = state.lower_s
     finally:
         state.close()

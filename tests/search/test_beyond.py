@@ -131,7 +131,8 @@ def test_the_plan_of_the_least_sums_counts_where_it_alone_was_looked_at(monkeypa
     costed = make_costed(GRAPH, 3, levels=("none", "selective", "full"), crossing=4)
     least = least_memory(costed, REQUEST)
     monkeypatch.setattr(refusal, "ALONE_S", -1.0)
-    monkeypatch.setattr(Beyond, "go", lambda *_: None)
+    for name in ("go", "finish"):
+        monkeypatch.setattr(Beyond, name, lambda *_: None)
     found = search(GRAPH, make_cluster(1, least.peak_bytes - 1), REQUEST, costing=lambda _: costed, look=lighter)
     assert found.prediction.fits and found.plan.stages == least.plan.stages
 
