@@ -34,11 +34,6 @@ def instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple
     return _instants(name, pipeline, virtual, _enough(name, pipeline, microbatches))
 
 
-def without_waiting(found: Counts) -> Counts:
-    """The instants of a rank less what they say of micro-batches that wait."""
-    return _maximal(found[:, :WAITING]) if found[:, WAITING].any() else found[:, :WAITING]
-
-
 def both_at_once(pipeline: int, virtual: int, microbatches: int) -> bool:
     """Whether there is, on every rank, an instant when all its stages have gradients and a live micro-batch. Where there is one
     round of micro-batches only, the last stages are done when the first ones begin."""
@@ -91,24 +86,20 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
     found: dict[int, Counts] = {}
     for repeats in (False, True):
         alike = np.flatnonzero(again == repeats)
-        ahead = alike + 1 if name == "interleaved-zero-bubble" else np.zeros_like(alike)
-        parts = _interleaved(kept[alike], ahead, repeats, pipeline, virtual, microbatches)
+        parts = _interleaved(name, alike, kept[alike], repeats, pipeline, virtual, microbatches)
         found.update(zip(alike.tolist(), parts, strict=True))
-    found[0][:, WAITING, 0] = 0
     return tuple(_maximal(found[rank]) for rank in ranks)
 
 
 def _interleaved(
-    kept: Counts, ahead: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int
+    name: str, ranks: Counts, kept: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int
 ) -> Counts:
-    """[ranks, instants, 3, virtual]: just before each release, as far as they are not repeated. ``ahead`` [ranks]: by so many
-    pairs input gradients are ahead of the releases then."""
+    """[ranks, instants, 3, virtual]: just before each release, as far as they are not repeated."""
     turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
     released = np.arange(virtual * turn if repeats else 0, min(total, 2 * virtual * turn))
     live = interleaved_live(np.minimum(kept[:, None] + released, total), released, virtual, turn)
     begun = _passed(released + 1, stages[::-1], virtual, turn) > 0
-    halfway = np.where(ahead[:, None] > 0, np.minimum(ahead[:, None] + released, total), released)
-    waiting = _passed(halfway, stages[::-1], virtual, turn) - _passed(released, stages[::-1], virtual, turn)
+    waiting = interleaved_waiting(name, ranks, released, virtual, microbatches, turn)
     return np.stack([live, np.broadcast_to(begun, live.shape), waiting], axis=2)
 
 
@@ -125,6 +116,21 @@ def interleaved_live(forwards: Counts, released: Counts, virtual: int, turn: int
     """[*released, virtual]: micro-batches alive on each virtual stage after so many pairs' forwards and releases."""
     stages = np.arange(virtual)
     return _passed(forwards, stages, virtual, turn) - _passed(released, stages[::-1], virtual, turn)
+
+
+def interleaved_waiting(
+    name: str, ranks: Counts, released: Counts, virtual: int, microbatches: int, turn: int
+) -> Counts:
+    """[ranks, released, virtual]: micro-batches that wait on each virtual stage just before the release after so many
+    (``released`` [releases] or [ranks, releases]): where the backward pass is split, input gradients are as many pairs ahead as
+    the rank has before it, and that one."""
+    released = np.broadcast_to(released, (len(ranks), released.shape[-1]))
+    if name != "interleaved-zero-bubble":
+        return np.zeros((*released.shape, virtual), dtype=np.int64)
+    halfway, places = np.minimum(ranks[:, None] + 1 + released, virtual * microbatches), np.arange(virtual)[::-1]
+    waiting = _passed(halfway, places, virtual, turn) - _passed(released, places, virtual, turn)
+    waiting[ranks == 0, :, 0] = 0
+    return waiting
 
 
 def _passed(pairs: Counts, place: Counts, virtual: int, turn: int) -> Counts:

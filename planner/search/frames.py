@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.live import interleaved_kept, interleaved_live, without_waiting
+from cost_models.live import BEGUN, LIVE, WAITING, interleaved_kept, interleaved_live, interleaved_waiting
 from cost_models.schedules import turn_length
 from planner.evaluate import receive_buffers
 from planner.search.linear import Floats, Indices
@@ -23,14 +23,16 @@ SAMPLED = 32
 class Moments:
     """Memory constraints, one a row, of the ranks of one shape, or of several, one shape after the other. [constraints] each:
     ``rank``; live micro-batches: ``least`` of the rank's emptiest stage, ``alive``, ``sent`` and ``received`` of all its
-    stages, of those that send on, and of those that receive; ``late``: whether all its stages have gradients. ``messages``
-    [ranks]: receive buffers, in messages."""
+    stages, of those that send on, and of those that receive; ``waiting``: those of all its stages that wait for the weight part
+    of their backward passes; ``late``: whether all its stages have gradients. ``messages`` [ranks]: receive buffers, in
+    messages."""
 
     rank: Indices
     least: Floats
     alive: Floats
     sent: Floats
     received: Floats
+    waiting: Floats
     late: NDArray[np.bool_]
     messages: Floats
 
@@ -41,7 +43,11 @@ class Moments:
             return parts[0]
         before = np.cumsum([0, *(len(part.messages) for part in parts[:-1])])
         columns = zip(
-            *((part.least, part.alive, part.sent, part.received, part.late, part.messages) for part in parts), strict=True
+            *(
+                (part.least, part.alive, part.sent, part.received, part.waiting, part.late, part.messages)
+                for part in parts
+            ),
+            strict=True,
         )
         ranks = [part.rank + first for part, first in zip(parts, before, strict=True)]
         return Moments(np.concatenate(ranks), *map(np.concatenate, columns))
@@ -86,14 +92,16 @@ def _moments(timetables: tuple[Timetable, ...]) -> Moments:
 def _frame(timetable: Timetable) -> Frame:
     shape = shape_at(timetable)
     found = _constraints(shape)
-    lives, begun = np.moveaxis(np.concatenate(found), 1, 0)
+    lives, begun, waiting = np.moveaxis(np.concatenate(found), 1, 0)[[LIVE, BEGUN, WAITING]]
     at = np.repeat(np.arange(shape.pipeline), list(map(len, found)))
     # The last stage sends nothing on; it is the last of its rank, but under zbv the rank's stages are listed likewise.
     ends = np.where(at == int(shape.ranks[-1]), lives[:, -1], 0.0)
     begins = np.where(at == 0, lives[:, 0], 0.0)
     alive = lives.sum(axis=1)
     late = np.asarray(begun.all(axis=1))
-    moments = Moments(at, lives.min(axis=1), alive, alive - ends, alive - begins, late, _messages(shape))
+    moments = Moments(
+        at, lives.min(axis=1), alive, alive - ends, alive - begins, waiting.sum(axis=1), late, _messages(shape)
+    )
     stages = np.argsort(shape.ranks, kind="stable").reshape(shape.pipeline, shape.virtual)[at]
     return Frame(moments, stages, lives, begun.astype(np.int64))
 
@@ -106,18 +114,18 @@ def _messages(shape: Shape) -> Floats:
 
 
 def _constraints(shape: Shape) -> list[Floats]:
-    """Per rank, some constraints on what is there at once, [constraints, 2, virtual stages]: instants; where rounds of an
-    interleaved schedule repeat, one when all stages have gradients, and the mean of all of these. (Micro-batches that wait
-    for the weight part of their backward passes hold at least what live ones do.)"""
+    """Per rank, some constraints on what is there at once, [constraints, 3, virtual stages]: instants; where rounds of an
+    interleaved schedule repeat, one when all stages have gradients, and the mean of all of these."""
     virtual, total = shape.virtual, shape.virtual * shape.microbatches
     turn = turn_length(shape.pipeline, shape.microbatches)
     kept = np.array(interleaved_kept(shape.schedule, shape.pipeline, virtual, shape.microbatches))[:, None]
     # From the second round on, at the latest, all stages have gradients: as soon as the first one's backward passes begin.
     first = np.minimum(virtual * turn, total - kept)
     if not shape.schedule.startswith("interleaved") or (first < (virtual - 1) * turn).any():
-        return [without_waiting(shape.instants(rank)).astype(float) for rank in range(shape.pipeline)]
+        return [shape.instants(rank).astype(float) for rank in range(shape.pipeline)]
     last = np.minimum(first + virtual * turn - 1, total - kept)
     released = first + ((last - first) * np.linspace(0, 1, SAMPLED)).astype(np.int64)
-    live = interleaved_live(kept + released, released, virtual, turn).astype(float)
-    some = np.stack([live[:, 0], live.mean(axis=1)], axis=1)
-    return list(np.stack([some, np.ones_like(some)], axis=2))
+    live = interleaved_live(kept + released, released, virtual, turn)
+    waiting = interleaved_waiting(shape.schedule, np.arange(shape.pipeline), released, virtual, shape.microbatches, turn)
+    there = np.stack([live, np.ones_like(live), waiting], axis=2).astype(float)
+    return list(np.stack([there[:, 0], there.mean(axis=1)], axis=1))

@@ -17,7 +17,7 @@ from planner.search.chain import Chain, Run, run_at
 from planner.search.crossings import NO_SEND, Crossings, Send
 from planner.search.places import Spans
 from planner.search.shape import Shape
-from planner.search.tables import Floats, Table, union
+from planner.search.tables import AT_WAIT, Floats, Table, union
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ class Stream:
     def crossing_bytes(self) -> int:
         """Over every cut, at least."""
         return min((run.crossing_bytes for run in self.runs if run.first), default=0)
+
+    @cached_property
+    def waiting_bytes(self) -> float:
+        """Of a micro-batch that waits for the weight part of its backward pass, on any stage but the first: one of its blocks'
+        at least."""
+        later = [pair for run, pair in zip(self.runs, self.single, strict=True) if run.first or run.count > 1]
+        return min((float(compute.sums[:, AT_WAIT].min()) for compute, _ in later), default=0.0)
 
     @cached_property
     def received_bytes(self) -> int:

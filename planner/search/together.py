@@ -134,7 +134,7 @@ class Together:
         free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * moments.messages
         room = (free - self.transients)[moments.rank] - held
         beside = stream.crossing_bytes * moments.sent - stream.received_bytes * moments.received
-        return np.asarray(room - stream.context_bytes * moments.alive - beside)
+        return np.asarray(room - stream.context_bytes * moments.alive - beside - stream.waiting_bytes * moments.waiting)
 
     def spared(self, run: int) -> Floats:
         """[constraints]: bytes for the blocks of a run."""
