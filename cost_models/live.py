@@ -122,8 +122,8 @@ def interleaved_waiting(
     name: str, ranks: Counts, released: Counts, virtual: int, microbatches: int, turn: int
 ) -> Counts:
     """[ranks, released, virtual]: micro-batches that wait on each virtual stage just before the release after so many
-    (``released`` [releases] or [ranks, releases]): where the backward pass is split, input gradients are as many pairs ahead as
-    the rank has before it, and that one."""
+    (``released`` [releases] or [ranks, releases]): where the backward pass is split, input gradients are one pair ahead of it
+    then, and one more for each rank before this one."""
     released = np.broadcast_to(released, (len(ranks), released.shape[-1]))
     if name != "interleaved-zero-bubble":
         return np.zeros((*released.shape, virtual), dtype=np.int64)

@@ -4,9 +4,9 @@ Memory of a rank is the sum over its virtual stages of what persists, plus what 
 (saved activations, what is sent on and the context's values of each micro-batch alive; gradients of stages whose backward
 passes have begun), plus the largest transient of one stage, the pipeline's receive buffers, the batch and the chip's reserve.
 Each term is an upper bound of what the emitted program holds; the terms need not reach their most at the same moment. Under
-zero-bubble schedules a micro-batch keeps more while it waits for the weight part of its backward pass. Not
-counted is what the optimizer makes while it steps (by then activations and working copies are gone). This is what a search
-compares plans by; a plan that is shown has its memory replayed (:func:`replayed`), where nothing is left out.
+zero-bubble schedules a micro-batch keeps more while it waits for the weight part of its backward pass. Not counted is what the
+optimizer makes while it steps (by then activations and working copies are gone). This is what a search compares plans by; a
+plan that is shown has its memory replayed (:func:`replayed`), where nothing is left out.
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ class Slowest:
         slots = np.searchsorted(owned, layout.pair_stage[mine])
         counts, room = self._instants(run, rank)
         fewest, largest = (np.minimum(each[mine], most).astype(int) for each in (layout.fewest, layout.most))
-        fronts = [
-            [self._front(run, tuple(one[:, slot].tolist()), most) for slot in slots] for one in counts
-        ]
+        fronts = [[self._front(run, tuple(one[:, slot].tolist()), most) for slot in slots] for one in counts]
         marks = np.unique(np.concatenate([seconds for each in fronts for front in each for seconds, _ in front]))
         marks = marks[np.append(True, np.diff(marks) > ALIKE * marks[1:])]
         low, high = np.full(most + 1, -1), np.full(most + 1, len(marks) - 1)
