@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Literal
 
 from planner.costing.passes import BlockPasses
 from planner.costing.storages import Arrival, Pass
 from planner.evaluate.bodies import Bodies, context_bytes, context_storages, units_of
 from planner.evaluate.flows import Flow, Flows, Held
-from planner.evaluate.heap import Heap
+from planner.evaluate.heap import Effect, Heap
 from planner.evaluate.shared import Shared
-from planner.evaluate.units import Root
+from planner.evaluate.units import Root, State
 from planner.ir.graph import Block
 from planner.ir.plan import StagePlan
 
@@ -29,6 +29,24 @@ class _Link:
     zero: int
     differentiable_inputs: bool
     reached: bool
+
+
+@dataclass
+class _Gradients:
+    """What the weight parts of a backward pass find, by block: ``arrived``: at its outputs, ``left``: of its inputs."""
+
+    arrived: dict[int, list[Flow | None]] = field(default_factory=dict)
+    left: dict[int, list[tuple[str, Held]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a pass does to the heap, and what it leaves."""
+
+    effect: Effect
+    state: State
+    gradients: _Gradients
+    returned: int
 
 
 class StageReplay:
@@ -76,8 +94,8 @@ class StageReplay:
         }
         self._reached = self._find_reached()
         self.returned = self.returns
-        self._arrived: dict[int, list[Flow | None]] = {}
-        self._left: dict[int, list[tuple[str, Held]]] = {}
+        self._gradients = _Gradients()
+        self._known: dict[tuple[object, ...], _Outcome] = {}
 
     def _differentiable(self, name: str) -> bool:
         return name in self._carried
@@ -121,6 +139,20 @@ class StageReplay:
 
     def forward(self) -> None:
         """One micro-batch."""
+        self._pass(("forward",), self._forward)
+
+    def _pass(self, kind: tuple[object, ...], run: Callable[[], None]) -> None:
+        """A pass does what it did before where it finds the units as it found them then: most micro-batches are alike."""
+        # A weight part leaves what its outcome is kept with as it is, so that no other has its identity.
+        key = (kind, self.root.state, id(self._gradients) if "weight" in kind else 0)
+        known = self._known.get(key)
+        if known is None:
+            effect = self.heap.effect(run)
+            known = self._known[key] = _Outcome(effect, self.root.state, self._gradients, self.returned)
+        self.root.state, self._gradients, self.returned = known.state, known.gradients, known.returned
+        self.heap.have(known.effect)
+
+    def _forward(self) -> None:
         heap, root = self.heap, self.root
         for running, made in self._context_bytes:
             heap.passing(activations=running)
@@ -198,6 +230,9 @@ class StageReplay:
         """One micro-batch, or a part of it; the gradients of what was received are left, ``returned`` bytes. ``last``: working
         copies go; ``synchronise`` (by default, then too): ZeRO 0 and 1 reduce now."""
         now = last if synchronise is None else synchronise
+        self._pass((kind, last, now), partial(self._backward, kind, last, now))
+
+    def _backward(self, kind: Literal["full", "input", "weight"], last: bool, now: bool) -> None:
         self._fresh.clear()
         if kind == "weight":
             self._weights(now)
@@ -232,7 +267,7 @@ class StageReplay:
 
     def _begin_backward(self, whole: bool) -> Flows:
         """The gradients that a backward pass begins with: what was received, or the loss's own."""
-        readers = self._readers
+        readers, self._gradients = self._readers, _Gradients()
         flows = Flows(self.heap, self.sizes, self.incoming, readers)
         for name in self.outgoing:
             if self._differentiable(name):
@@ -279,14 +314,14 @@ class StageReplay:
             flows.take(name) if size else None
             for name, size in zip(link.block.writes, link.passes.gradient_bytes, strict=True)
         ]
-        self._arrived[at] = arrived
+        self._gradients.arrived[at] = arrived
         passed = link.passes.backward(
             kind, present=self._present(link), owned=self._first_owned[at],
             arrivals=_arrivals(arrived, lambda storage: storage.held),
             waits=waits, joins=joins,
         )
         leaving = flows.settle(at, arrived, [(bound[item.value], item) for item in passed.leaving], passed.waiting)
-        self._left[at] = [(item.value, flow.storage) for item, flow in zip(passed.leaving, leaving, strict=True)]
+        self._gradients.left[at] = [(item.value, flow.storage) for item, flow in zip(passed.leaving, leaving, strict=True)]
         heap.passing(activations=passed.peak[0], gradients=passed.peak[1])
         self._add(link, passed)
         return leaving
@@ -305,12 +340,12 @@ class StageReplay:
         """The weight part of one block's backward pass, or of one of its groups whose parameters other blocks use too."""
         link = self.chain[at]
         waits, joins = self._shared.of(at)
-        arrived = self._arrived.get(at, [None] * len(link.block.writes))
+        arrived = self._gradients.arrived.get(at, [None] * len(link.block.writes))
         passed = link.passes.backward(
             "weight" if group is None else "shared", present=self._present(link), owned=self._owned(at, self._weight_owners),
             arrivals=_arrivals(arrived, lambda storage: storage.outlives(at)),
             reached=self._reached[at],
-            returned=[value for value, storage in self._left.get(at, ()) if storage.returned],
+            returned=[value for value, storage in self._gradients.left.get(at, ()) if storage.returned],
             carried=carried, waits=waits, joins=joins, group=group or 0,
         )
         self.heap.passing(activations=passed.peak[0], gradients=passed.peak[1])

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from planner.evaluate.heap import Heap, Stream
+
+_STATE = ("gathered", "pending", "own", "accumulated", "sharded", "partial", "held", "reached", "done")
+_state_of = attrgetter(*_STATE)
+State = tuple[int, int, tuple[tuple[object, ...], ...]]
+"""What a stage's units and the root have from one pass to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,16 @@ class Root:
         self.before = [order[max(index - 1, 0)] for index in range(len(order))]
         for place, unit in enumerate(order):
             unit.place = place
+
+    @property
+    def state(self) -> State:
+        return self.gather, self.reduction, tuple(map(_state_of, self.units))
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.gather, self.reduction, units = state
+        for unit, values in zip(self.units, units, strict=True):
+            vars(unit).update(zip(_STATE, values, strict=True))
 
     def unshard(self, unit: Unit) -> None:
         """Begin to gather: a cast of the shards, and the output of the collective."""

@@ -224,7 +224,7 @@ class ModelGraph:
         by the first of each. Blocks that share none are alone."""
         ties: nx.Graph[int] = nx.Graph()
         ties.add_nodes_from(range(first, last))
-        for blocks in self._homes.values():
+        for blocks in self._tied_homes:
             nx.add_path(ties, [index for index in blocks if first <= index < last])
         return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(ties)))
 
@@ -245,3 +245,8 @@ class ModelGraph:
             for _, fqn in block.parameters:
                 homes.setdefault(fqn, {})[index] = None
         return {fqn: tuple(blocks) for fqn, blocks in homes.items()}
+
+    @cached_property
+    def _tied_homes(self) -> frozenset[tuple[int, ...]]:
+        """The blocks that use a parameter, where those are several."""
+        return frozenset(blocks for blocks in self._homes.values() if len(blocks) > 1)

@@ -18,8 +18,7 @@ from planner.ir.plan import Mesh, Plan, Prediction
 from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.families import Scope
-from planner.search.nodes import Sketch
-from planner.search.solve import Task
+from planner.search.nodes import Attempt, Sketch
 from planner.search.uniform import Ladder, Rung, ladders
 
 WIDER, HALVINGS = 1.25, 5
@@ -89,14 +88,18 @@ class Beyond:
     def _fits(self, candidate: Candidate, memory_bytes: float) -> bool | None:
         """Whether a plan whose sums are within so much memory fits by a closer look; None where none is quicker than the best.
         One that does is kept."""
+        closer = _Closer(self.best, self.limit_bytes)
+        for attempt in sorted(self._attempts(candidate, memory_bytes), key=lambda attempt: attempt.bound)[:1]:
+            attempt.probe(closer, self.best.target())
+        return closer.fits
+
+    def _attempts(self, candidate: Candidate, memory_bytes: float) -> list[Attempt]:
+        """Its chains that may have a plan quicker than the best one whose sums are within so much memory."""
         cluster = self.scope.cluster
         chip = replace(cluster.chip, memory_bytes=round(memory_bytes))
         scope = replace(self.scope, cluster=replace(cluster, chip=chip))
         attempts, _ = Sketch(candidate, self.bounds[candidate]).attempts(scope, self.best.target())
-        closer = _Closer(self.best, self.limit_bytes)
-        for attempt in sorted(attempts, key=lambda attempt: attempt.bound)[:1]:
-            attempt.probe(closer, self.best.target())
-        return closer.fits
+        return attempts
 
     def finish(self, deadline: float) -> None:
         """Where a search is over before its time, plans of one ZeRO stage for all blocks (:mod:`uniform`): of the first of
@@ -116,9 +119,10 @@ class Beyond:
 
     def _ladders(self, candidate: Candidate) -> list[Ladder]:
         """Those with a plan that may be quicker than the best one, fit by a closer look and not fit by its sums."""
-        scope, family = self.scope, self.scope.family(candidate)
-        chains = () if family is None else tuple(each for chain in family.chains for each in chain.each)
-        tasks = (Task(candidate, chain, scope.cluster, scope.request, scope.names) for chain in chains)
+        tasks = (
+            replace(each, cluster=self.scope.cluster) for attempt in self._attempts(candidate, WIDER * self.limit_bytes)
+            for task in attempt.tasks for each in task.each
+        )
         beyond = (ladder for ladder in ladders(tasks) if ladder[-1].sums_bytes > self.limit_bytes)
         return [ladder for ladder in beyond if self._may_hold(self._first(ladder)[1])]
 
