@@ -21,7 +21,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Literal
 
-from cost_models.spans import Reach, Span
+from cost_models.spans import Span
 from hardware_profiles import Cluster
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -60,12 +60,7 @@ def _all_reduce_s(span: Span, size_bytes: float) -> float:
 
 def _ring_s(span: Span, wire_bytes: float, laps: int) -> float:
     """A chunk passes every link of the ring once a lap, ``wire_bytes`` pass every rank."""
-    hops, outside = 0.0, span.size
-    for reach in span.reaches:
-        domains = ceil(outside / reach.members)
-        hops += (reach.members - 1 if reach.link.torus else outside - domains) * reach.link.latency_s
-        outside = domains
-    return laps * hops + _start_s(span) + wire_bytes / _flat_rate(span)
+    return laps * span.lap_s + span.start_s + wire_bytes / span.ring_rate
 
 
 def _tree_s(span: Span, size_bytes: float) -> float:
@@ -73,22 +68,15 @@ def _tree_s(span: Span, size_bytes: float) -> float:
     inner, *outer = span.reaches
     steps = (inner.members - 1) * inner.link.latency_s
     steps += sum(ceil(log2(reach.members)) * reach.link.latency_s for reach in outer)
-    return 2 * steps + _start_s(span) + 2 * size_bytes / _flat_rate(span)
+    return 2 * steps + span.start_s + 2 * size_bytes / span.ring_rate
 
 
 def _hierarchical_s(span: Span, size_bytes: float) -> float:
-    inner, *outer = span.reaches
-    alone = Span(inner.members, (inner,))
-    scatter = _ring_s(alone, (inner.members - 1) / inner.members * size_bytes, laps=1)
-    if not outer:
+    inside = span.inside
+    scatter = _ring_s(inside, (inside.size - 1) / inside.size * size_bytes, laps=1)
+    if span.crosses == 1:
         return 2 * scatter
-    rest = Span(span.size // inner.members, tuple(_without(reach, inner.members) for reach in outer))
-    return 2 * scatter + _all_reduce_s(rest, size_bytes / inner.members)
-
-
-def _without(reach: Reach, ranks: int) -> Reach:
-    """A level as one in ``ranks`` ranks of each domain sees it: every such group has its own links."""
-    return Reach(reach.members, reach.link, max(1, reach.fewest // ranks))
+    return 2 * scatter + _all_reduce_s(span.across, size_bytes / inside.size)
 
 
 def _all_to_all_s(span: Span, size_bytes: float) -> float:
@@ -99,19 +87,7 @@ def _all_to_all_s(span: Span, size_bytes: float) -> float:
         carried = size_bytes * (within - reach.fewest) / span.size
         slowest = max(slowest, carried / reach.link.rate(reach.members))
         inside = within
-    return latency + _start_s(span) + slowest
-
-
-def _start_s(span: Span) -> float:
-    return max(reach.link.start_s for reach in span.reaches)
-
-
-def _flat_rate(span: Span) -> float:
-    """Bytes/s of one ring through all ranks: a level lends it the links of all ranks in a domain, the smallest counts. The
-    axes of a torus carry their parts at the same time."""
-    rates = [reach.fewest * reach.link.rate(reach.members) for reach in span.reaches if not reach.link.torus]
-    axes = [reach.link.rate(reach.members) for reach in span.reaches if reach.link.torus]
-    return min([*rates, sum(axes)] if axes else rates)
+    return latency + span.start_s + slowest
 
 
 def point_to_point_s(cluster: Cluster, stride: int, size_bytes: float, rank: int = 0) -> float:

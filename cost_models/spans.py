@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, gcd, lcm, prod
 
 import numpy as np
@@ -24,7 +24,7 @@ class Reach:
     fewest: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Span:
     """How a group of ``size`` ranks lies over the levels that it crosses, innermost first. ``even``: every domain of a
     level holds equally many of its ranks, so ``size`` is the product of the members. ``others``: how other groups of its axis
@@ -34,9 +34,44 @@ class Span:
     reaches: tuple[Reach, ...]
     others: tuple[Span, ...] = ()
 
-    @property
+    @cached_property
     def even(self) -> bool:
         return prod(reach.members for reach in self.reaches) == self.size
+
+    @cached_property
+    def lap_s(self) -> float:
+        """Latencies on a chunk's way once around the ring of all ranks."""
+        hops, outside = 0.0, self.size
+        for reach in self.reaches:
+            domains = ceil(outside / reach.members)
+            hops += (reach.members - 1 if reach.link.torus else outside - domains) * reach.link.latency_s
+            outside = domains
+        return hops
+
+    @cached_property
+    def start_s(self) -> float:
+        return max(reach.link.start_s for reach in self.reaches)
+
+    @cached_property
+    def ring_rate(self) -> float:
+        """Bytes/s of one ring through all ranks: a level lends it the links of all ranks in a domain, the smallest counts. The
+        axes of a torus carry their parts at the same time."""
+        rates = [reach.fewest * reach.link.rate(reach.members) for reach in self.reaches if not reach.link.torus]
+        axes = [reach.link.rate(reach.members) for reach in self.reaches if reach.link.torus]
+        return min([*rates, sum(axes)] if axes else rates)
+
+    @cached_property
+    def inside(self) -> Span:
+        """Of the ranks in one domain of the innermost level that it crosses."""
+        return Span(self.reaches[0].members, self.reaches[:1])
+
+    @cached_property
+    def across(self) -> Span:
+        """Of one rank in each of those domains; every such group has its own links."""
+        ranks = self.reaches[0].members
+        return Span(self.size // ranks, tuple(
+            Reach(reach.members, reach.link, max(1, reach.fewest // ranks)) for reach in self.reaches[1:]
+        ))
 
     @property
     def crosses(self) -> int:

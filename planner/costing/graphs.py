@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from math import prod
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from planner.costing.exchanges import expert_parameters
 from planner.costing.measured import BlockWork, PlacedBody, WholeBody
 from planner.costing.operations import Operation
 from planner.costing.pricing import Pricing
-from planner.costing.states import cost_state
+from planner.costing.states import Elements, State
 from planner.costing.waiting import waiting_gradients
 from planner.ir.body import Body, BodyValue
 from planner.ir.costed import RECOMPUTE_LEVELS, BlockCost, BlockSeconds, CostedGraph, Recompute, StateCost
@@ -237,21 +237,14 @@ def states_by_group(
             flat = engine.keeps == "fused"
             local = [(_local(part, mesh.tensor, flat=flat), axes, apart) for part, axes, apart in parts]
             for zero_group, costs in zip(zero_groups, known, strict=True):
-                groups = [_group(zero_group, mesh, apart) for _, _, apart in local]
                 counted = [
-                    (_sharded(part, axes, group), axes, group)
-                    for (part, axes, _), group in zip(local, groups, strict=True)
+                    _state_costs(
+                        part, min(_group(zero_group, mesh, apart), axes.data), cluster, axes, precision, accumulation, stages,
+                        engine, resident=shares, reached=body.name in reached,
+                    )
+                    for part, axes, apart in local
                 ]
-                costs[body.name, placed] = {
-                    zero: reduce(add_states, (
-                        _state_cost(
-                            shards[zero > 0], zero, cluster, axes, precision, group, accumulation, engine, resident=shares,
-                            reached=body.name in reached,
-                        )
-                        for shards, axes, group in counted
-                    ))
-                    for zero in stages
-                }
+                costs[body.name, placed] = {zero: reduce(add_states, (part[zero] for part in counted)) for zero in stages}
     return [
         tuple({body.name: costs[body.name, option[body.name].parameters] for body in graph.bodies} for option in options)
         for costs in known
@@ -318,7 +311,7 @@ class _Shards:
     partial: int
 
 
-_Local = Sequence[tuple[tuple[int, ...], bool, bool]]
+_Local = tuple[tuple[tuple[int, ...], bool, bool], ...]
 """Of parameters: sizes of one rank's part, whether it is trained, and whether its gradient is summed over the tensor axis."""
 
 
@@ -329,34 +322,41 @@ def _local(parameters: _Held, degree: int, *, flat: bool) -> _Local:
         local = local_type(value.type, placed, degree).sizes(1)
         return (prod(local),) if flat else local
 
-    return [(sizes(value, placed), value.differentiable, placed.state == "shared") for value, placed in parameters]
+    return tuple((sizes(value, placed), value.differentiable, placed.state == "shared") for value, placed in parameters)
 
 
-def _sharded(parameters: _Local, mesh: Mesh, zero_group: int) -> tuple[_Shards, _Shards]:
-    """Without ZeRO, and with it. FSDP2 pads every parameter's first dim to whole shards; the sum over the tensor axis is of
-    shards."""
-    def over(group: int) -> _Shards:
-        counts = [(prod(sizes), shard_elements(sizes, group), trained, shared) for sizes, trained, shared in parameters]
-        mine = [(whole, shard, shared) for whole, shard, trained, shared in counts if trained]
-        others = [(whole, shard) for whole, shard, trained, _ in counts if not trained]
-        return _Shards(
-            group, elements=sum(whole for whole, _, _ in mine), tensors=len(mine), shard=sum(shard for _, shard, _ in mine),
-            frozen=sum(whole for whole, _ in others), frozen_shard=sum(shard for _, shard in others),
-            largest=max((whole for whole, *_ in counts), default=0), partial=sum(shard for _, shard, shared in mine if shared),
-        )
-
-    return over(1), over(min(zero_group, mesh.data))
-
-
-def _state_cost(
-    held: _Shards, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, accumulation: int,
-    engine: Engine, *, resident: bool, reached: bool,
-) -> StateCost:
-    state = cost_state(
-        held.elements, zero, cluster, mesh, precision, zero_group, shard=held.shard, frozen_elements=held.frozen,
-        frozen_shard=held.frozen_shard, partial_elements=held.partial, tensors=held.tensors, accumulation=accumulation,
-        resident=resident, reached=reached, engine=engine,
+@lru_cache(maxsize=4096)
+def _sharded(parameters: _Local, group: int) -> _Shards:
+    """FSDP2 pads every parameter's first dim to whole shards; the sum over the tensor axis is of shards."""
+    counts = [(prod(sizes), shard_elements(sizes, group), trained, shared) for sizes, trained, shared in parameters]
+    mine = [(whole, shard, shared) for whole, shard, trained, shared in counts if trained]
+    others = [(whole, shard) for whole, shard, trained, _ in counts if not trained]
+    return _Shards(
+        group, elements=sum(whole for whole, _, _ in mine), tensors=len(mine), shard=sum(shard for _, shard, _ in mine),
+        frozen=sum(whole for whole, _ in others), frozen_shard=sum(shard for _, shard in others),
+        largest=max((whole for whole, *_ in counts), default=0), partial=sum(shard for _, shard, shared in mine if shared),
     )
+
+
+def _state_costs(
+    parameters: _Local, zero_group: int, cluster: Cluster, mesh: Mesh, precision: Precision, accumulation: int,
+    stages: Sequence[int], engine: Engine, *, resident: bool, reached: bool,
+) -> dict[int, StateCost]:
+    """By ZeRO stage; 0 shards over no group."""
+    found: dict[int, StateCost] = {}
+    for group, some in ((1, [zero for zero in stages if not zero]), (zero_group, [zero for zero in stages if zero])):
+        held = _sharded(parameters, group)
+        trained, frozen = Elements(held.elements, held.shard), Elements(held.frozen, held.frozen_shard)
+        state = State(
+            trained, frozen, group, cluster, mesh, precision, held.partial, held.tensors, accumulation, resident, reached,
+            engine,
+        )
+        for zero in some:
+            found[zero] = _as_engine(state.cost(zero), held, zero, precision, engine)
+    return found
+
+
+def _as_engine(state: StateCost, held: _Shards, zero: int, precision: Precision, engine: Engine) -> StateCost:
     if engine.gathers == "parameters":
         return gathered_one_by_one(state, held.largest, zero, precision)
     return flat_state(state, held.elements, held.group, zero, precision, engine) if engine.keeps == "fused" else state

@@ -31,10 +31,11 @@ each reduction copies them into one flat buffer. They are counted with the traff
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
-from cost_models.memory import MASTER_BYTES, WORKING_BYTES, state_bytes, transient_bytes
+from cost_models.memory import MASTER_BYTES, WORKING_BYTES, TransientBytes, state_bytes, transient_bytes
 from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.ir.costed import StateCost
@@ -81,136 +82,183 @@ def cost_state(
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
     """
     group = min(zero_group, mesh.data) if zero else 1
-    trained = Elements.over(group, parameter_elements, shard)
-    frozen = Elements.over(group, frozen_elements, frozen_shard)
-    held = trained + frozen
-    accumulates = zero < 2 and accumulation > 1
-    state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
-    working = WORKING_BYTES[precision] * held.padded(group) if zero < 3 or resident else 0
-    copies = working if accumulation > 1 else max(0, working - state.gradients)
-    once, forward, backward = _traffic_seconds(held, trained, zero, cluster, mesh, precision, group, engine, reached=reached)
-    once += _partial_seconds(partial_elements * MASTER_BYTES[precision], cluster, mesh.tensor)
-    # A group of one copies what it reduces; one of several ranks' divides it first.
-    copied = engine.reduce_copies * (2 if mesh.data > 1 else 1) if group == 1 else 0.0
-    passes = _copy_seconds(
-        held, trained, zero, group, cluster, precision, engine, copied, accumulates=accumulates, reached=reached,
-    )
-    update = engine.optimizer_passes * MASTER_BYTES[precision] * trained.shard
-    chip = cluster.chip
-    hook_s = chip.hook_s or 0.0 if held.whole and chip.is_host else 0.0
-    return StateCost(
-        parameters_bytes=MASTER_BYTES[precision] * held.shard + copies, gradients_bytes=state.gradients,
-        optimizer_bytes=state.optimizer + STEP_COUNTER_BYTES * tensors,
-        gather_bytes=_transient_bytes(
-            trained, frozen, zero, group, precision, accumulation, resident=resident,
-            waits=resident and engine.keeps == "operations",
-        ),
-        lasting_bytes=(
-            transient_bytes(trained.whole, precision, zero, group, shard=trained.shard).reduce
-            if zero >= 2 and accumulation > 1 else 0
-        ),
-        once_comm_s=once + passes[0], forward_comm_s=forward + passes[1] + hook_s,
-        backward_comm_s=backward + passes[2] + (hook_s if reached else 0.0),
-        optimizer_s=memory_bound_s(cluster.chip, update) if trained.shard else 0.0,
-    )
+    return State(
+        Elements.over(group, parameter_elements, shard), Elements.over(group, frozen_elements, frozen_shard), group, cluster,
+        mesh, precision, partial_elements, tensors, accumulation, resident, reached, engine,
+    ).cost(zero)
 
 
-def _transient_bytes(
-    trained: Elements, frozen: Elements, zero: int, group: int, precision: Precision, accumulation: int, *, resident: bool,
-    waits: bool,
-) -> int:
-    """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest counts.
+@dataclass(frozen=True)
+class State:
+    """Parameters of one rank, sharded over a ``group`` (1 under ZeRO 0): see :func:`cost_state`. What its stages have in
+    common is found once."""
 
-    The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last micro-batch
-    only, where the block's working copy and activations are already gone. ZeRO 1 frees more gradients than it buffers. With
-    one micro-batch ZeRO 1 and 2 free a block's working copy, and buffer and keep its gradients, while the next block runs; of
-    blocks that share a parameter one buffer is enough, where gradients have waited (:mod:`planner.costing.waiting`).
-    ZeRO 3 keeps two working copies (the current block's and the one fetched next). Under ZeRO 2 and 3 the buffer of the
-    stage's first block lives on through the next micro-batch's forward, beside all activations. A block that is alone in its
-    stage has both copies too: the collective's output and what is copied out of it.
+    trained: Elements
+    frozen: Elements
+    group: int
+    cluster: Cluster
+    mesh: Mesh
+    precision: Precision
+    partial_elements: int
+    tensors: int
+    accumulation: int
+    resident: bool
+    reached: bool
+    engine: Engine
 
-    A forward pass has the output of the gather before beside these, and a cast shard: less than the gradients that come later,
-    but of frozen parameters none do.
-    """
-    passing = transient_bytes(trained.whole, precision, zero, group, shard=trained.shard)
-    gathered = WORKING_BYTES[precision] * (trained.padded(group) + frozen.padded(group))
-    idle = transient_bytes(frozen.whole, precision, zero, group, shard=frozen.shard).gather
-    flat = WORKING_BYTES[precision] * frozen.padded(group) if group > 1 else 0
-    if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
-        return max(0, passing.reduce - gathered) if accumulation > 1 else passing.reduce
-    if accumulation == 1 and zero < 3:
-        beyond = max(0, passing.reduce + MASTER_BYTES[precision] * trained.shard - gathered)
-        return max(beyond if waits else 2 * beyond, flat + idle)
-    if zero == 1:
-        return flat + idle
-    reduced = passing.reduce if accumulation > 1 else 0
-    if zero == 2:
-        return max(reduced if waits else 2 * reduced, flat + idle)
-    return (0 if resident else 2 * gathered) + max(reduced, idle)
-
-
-def _traffic_seconds(
-    held: Elements, trained: Elements, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int,
-    engine: Engine, *, reached: bool,
-) -> tuple[float, float, float]:
-    """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
-    alone = _alone_seconds(held, trained, zero, cluster, mesh, precision, group, engine, reached=reached)
-    return alone[0] / engine.collective_speed, alone[1] / engine.collective_speed, alone[2] / engine.collective_speed
-
-
-def _alone_seconds(
-    held: Elements, trained: Elements, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, group: int,
-    engine: Engine, *, reached: bool,
-) -> tuple[float, float, float]:
-    if mesh.data == 1:
-        return 0.0, 0.0, 0.0
-    reduced = engine.gradient or MASTER_BYTES[precision]
-    if zero == 0:
-        whole = span_of(cluster, mesh.data, mesh.data_stride)
-        return collective_s("all_reduce", whole, reduced * trained.whole), 0.0, 0.0
-    inside = span_of(cluster, group, mesh.data_stride)
-    gather = collective_s("all_gather", inside, WORKING_BYTES[precision] * held.shard)
-    scatter = collective_s("reduce_scatter", inside, reduced * trained.padded(group))
-    across = 0.0
-    if group < mesh.data:
-        copies = span_of(cluster, mesh.data // group, mesh.data_stride * group)
-        across = collective_s("all_reduce", copies, reduced * trained.shard)
-    if zero == 1:
-        return gather + scatter + across, 0.0, 0.0
-    if zero == 2:
-        return gather + across, 0.0, scatter
-    return across, gather, (gather if reached else 0.0) + scatter
-
-
-def _copy_seconds(
-    held: Elements, trained: Elements, zero: int, group: int, cluster: Cluster, precision: Precision, engine: Engine,
-    copied: float, *, accumulates: bool, reached: bool,
-) -> tuple[float, float, float]:
-    """Memory-bound passes, as :func:`_traffic_seconds`: flat buffers with their padding, gradients without. ``copied``: times
-    that reduced gradients are read or written too."""
-    if not held.whole:
-        return 0.0, 0.0, 0.0
-    working, master = WORKING_BYTES[precision], MASTER_BYTES[precision]
-    cast = memory_bound_s(cluster.chip, master * held.shard + (1 + engine.gather_copies) * working * held.padded(group))
-    added = reduced = summed = 0.0
-    if trained.whole:
-        whole, shard = trained.whole, trained.shard
-        added = engine.accumulation * memory_bound_s(cluster.chip, (working + 2 * master) * whole) if accumulates else 0.0
-        read = master if accumulates else working
-        reduced = memory_bound_s(
-            cluster.chip, read * whole + master * trained.padded(group) + copied * master * shard
+    def cost(self, zero: int) -> StateCost:
+        """Under one ZeRO stage."""
+        trained, group, precision, chip = self.trained, self.group, self.precision, self.cluster.chip
+        accumulates = zero < 2 and self.accumulation > 1
+        state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
+        working = self._gathered_bytes if zero < 3 or self.resident else 0
+        copies = working if self.accumulation > 1 else max(0, working - state.gradients)
+        once, forward, backward = self._traffic_seconds(zero)
+        passes = self._copy_seconds(zero, accumulates=accumulates)
+        hook_s = chip.hook_s or 0.0 if self._held.whole and chip.is_host else 0.0
+        return StateCost(
+            parameters_bytes=MASTER_BYTES[precision] * self._held.shard + copies, gradients_bytes=state.gradients,
+            optimizer_bytes=state.optimizer + STEP_COUNTER_BYTES * self.tensors,
+            gather_bytes=self._transient_bytes(zero),
+            lasting_bytes=self._passing.reduce if zero >= 2 and self.accumulation > 1 else 0,
+            once_comm_s=once + self._partial_s + passes[0], forward_comm_s=forward + passes[1] + hook_s,
+            backward_comm_s=backward + passes[2] + (hook_s if self.reached else 0.0), optimizer_s=self._update_s,
         )
-        summed = memory_bound_s(cluster.chip, 3 * master * shard)
-    if zero < 2:
-        return cast + reduced, 0.0, added
-    if zero == 2:
-        return cast, 0.0, reduced + summed
-    return 0.0, cast, (cast if reached else 0.0) + reduced + summed
 
+    @cached_property
+    def _held(self) -> Elements:
+        return self.trained + self.frozen
 
-def _partial_seconds(size_bytes: int, cluster: Cluster, degree: int) -> float:
-    """What ``size_bytes`` add to the one all-reduce over the tensor axis."""
-    if degree == 1 or not size_bytes:
-        return 0.0
-    span = span_of(cluster, degree, 1)
-    return collective_s("all_reduce", span, size_bytes) - collective_s("all_reduce", span, 0)
+    @cached_property
+    def _gathered_bytes(self) -> int:
+        return WORKING_BYTES[self.precision] * self._held.padded(self.group)
+
+    @cached_property
+    def _passing(self) -> TransientBytes:
+        """Of the trained ones."""
+        return transient_bytes(self.trained.whole, self.precision, self._stage, self.group, shard=self.trained.shard)
+
+    @cached_property
+    def _idle_bytes(self) -> int:
+        """To gather the others."""
+        return transient_bytes(self.frozen.whole, self.precision, self._stage, self.group, shard=self.frozen.shard).gather
+
+    @property
+    def _stage(self) -> int:
+        """Some stage of the group's."""
+        return 0 if self.group == 1 else 1
+
+    @cached_property
+    def _update_s(self) -> float:
+        update = self.engine.optimizer_passes * MASTER_BYTES[self.precision] * self.trained.shard
+        return memory_bound_s(self.cluster.chip, update) if self.trained.shard else 0.0
+
+    @cached_property
+    def _partial_s(self) -> float:
+        """What gradients that are partial add to the one all-reduce over the tensor axis."""
+        size_bytes, degree = self.partial_elements * MASTER_BYTES[self.precision], self.mesh.tensor
+        if degree == 1 or not size_bytes:
+            return 0.0
+        span = span_of(self.cluster, degree, 1)
+        return collective_s("all_reduce", span, size_bytes) - collective_s("all_reduce", span, 0)
+
+    def _transient_bytes(self, zero: int) -> int:
+        """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest
+        counts.
+
+        The flat buffer of a reduction lives until the next one (``reduce_scatter_states``). ZeRO 0 reduces in the last
+        micro-batch only, where the block's working copy and activations are already gone. ZeRO 1 frees more gradients than it
+        buffers. With one micro-batch ZeRO 1 and 2 free a block's working copy, and buffer and keep its gradients, while the
+        next block runs; of blocks that share a parameter one buffer is enough, where gradients have waited
+        (:mod:`planner.costing.waiting`). ZeRO 3 keeps two working copies (the current block's and the one fetched next). Under
+        ZeRO 2 and 3 the buffer of the stage's first block lives on through the next micro-batch's forward, beside all
+        activations. A block that is alone in its stage has both copies too: the collective's output and what is copied out of
+        it.
+
+        A forward pass has the output of the gather before beside these, and a cast shard: less than the gradients that come
+        later, but of frozen parameters none do.
+        """
+        group, accumulates, reduced = self.group, self.accumulation > 1, self._passing.reduce
+        flat = WORKING_BYTES[self.precision] * self.frozen.padded(group) if group > 1 else 0
+        waits = self.resident and self.engine.keeps == "operations"
+        if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
+            return max(0, reduced - self._gathered_bytes) if accumulates else reduced
+        if not accumulates and zero < 3:
+            beyond = max(0, reduced + MASTER_BYTES[self.precision] * self.trained.shard - self._gathered_bytes)
+            return max(beyond if waits else 2 * beyond, flat + self._idle_bytes)
+        if zero == 1:
+            return flat + self._idle_bytes
+        reduced = reduced if accumulates else 0
+        if zero == 2:
+            return max(reduced if waits else 2 * reduced, flat + self._idle_bytes)
+        return (0 if self.resident else 2 * self._gathered_bytes) + max(reduced, self._idle_bytes)
+
+    def _traffic_seconds(self, zero: int) -> tuple[float, float, float]:
+        """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
+        alone, speed = self._alone_seconds(zero), self.engine.collective_speed
+        return alone[0] / speed, alone[1] / speed, alone[2] / speed
+
+    def _alone_seconds(self, zero: int) -> tuple[float, float, float]:
+        mesh = self.mesh
+        if mesh.data == 1:
+            return 0.0, 0.0, 0.0
+        if zero == 0:
+            whole = span_of(self.cluster, mesh.data, mesh.data_stride)
+            return collective_s("all_reduce", whole, self._reduced_item * self.trained.whole), 0.0, 0.0
+        gather, scatter, across = self._sharded_seconds
+        if zero == 1:
+            return gather + scatter + across, 0.0, 0.0
+        if zero == 2:
+            return gather + across, 0.0, scatter
+        return across, gather, (gather if self.reached else 0.0) + scatter
+
+    @property
+    def _reduced_item(self) -> int:
+        """Bytes of an element that is reduced."""
+        return self.engine.gradient or MASTER_BYTES[self.precision]
+
+    @cached_property
+    def _sharded_seconds(self) -> tuple[float, float, float]:
+        """Of a gathering, of a reduction over the group, and over its copies."""
+        mesh, cluster, group, item = self.mesh, self.cluster, self.group, self._reduced_item
+        inside, across = span_of(cluster, group, mesh.data_stride), 0.0
+        if group < mesh.data:
+            copies = span_of(cluster, mesh.data // group, mesh.data_stride * group)
+            across = collective_s("all_reduce", copies, item * self.trained.shard)
+        return (
+            collective_s("all_gather", inside, WORKING_BYTES[self.precision] * self._held.shard),
+            collective_s("reduce_scatter", inside, item * self.trained.padded(group)), across,
+        )
+
+    def _copy_seconds(self, zero: int, *, accumulates: bool) -> tuple[float, float, float]:
+        """Memory-bound passes, as :meth:`_traffic_seconds`: flat buffers with their padding, gradients without."""
+        if not self._held.whole:
+            return 0.0, 0.0, 0.0
+        trained, chip, cast = self.trained, self.cluster.chip, self._cast_s
+        working, master = WORKING_BYTES[self.precision], MASTER_BYTES[self.precision]
+        added = reduced = summed = 0.0
+        if trained.whole:
+            if accumulates:
+                added = self.engine.accumulation * memory_bound_s(chip, (working + 2 * master) * trained.whole)
+            read = master if accumulates else working
+            reduced = memory_bound_s(
+                chip, read * trained.whole + master * trained.padded(self.group) + self._copied * master * trained.shard
+            )
+            summed = memory_bound_s(chip, 3 * master * trained.shard)
+        if zero < 2:
+            return cast + reduced, 0.0, added
+        if zero == 2:
+            return cast, 0.0, reduced + summed
+        return 0.0, cast, (cast if self.reached else 0.0) + reduced + summed
+
+    @property
+    def _copied(self) -> float:
+        """Times that reduced gradients are read or written too: a group of one copies what it reduces; one of several ranks'
+        divides it first."""
+        return self.engine.reduce_copies * (2 if self.mesh.data > 1 else 1) if self.group == 1 else 0.0
+
+    @cached_property
+    def _cast_s(self) -> float:
+        """Of the masters to working parameters, and their copies."""
+        moved = MASTER_BYTES[self.precision] * self._held.shard + (1 + self.engine.gather_copies) * self._gathered_bytes
+        return memory_bound_s(self.cluster.chip, moved)

@@ -59,6 +59,8 @@ class Candidate:
 
     def with_groups(self, zero_groups: tuple[tuple[int, ...], ...], once_groups: tuple[int, ...] = ()) -> Candidate:
         """The same with these ZeRO groups."""
+        if zero_groups is self.zero_groups and once_groups is self.once_groups:
+            return self
         return Candidate(self.mesh, self.micro, self.accumulation, self.schedule, self.virtual, zero_groups, once_groups)
 
     @property
@@ -189,13 +191,16 @@ def _scheduled(
     if not any(groups):
         return
     for schedule in schedules:
+        left: list[Candidate] | None = None
         for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
             if legal(schedule, mesh.pipeline, virtual, accumulation):
                 continue
             if not constraints.admits("virtual", virtual):
                 continue
             every = Candidate(mesh, micro, accumulation, schedule, virtual, *groups)
-            yield from _apart(every, cluster, constraints, graph)
+            if left is None or constraints.forbidden:  # Conditions alone leave the same to all virtual stages.
+                left = list(_apart(every, cluster, constraints, graph))
+            yield from (every.with_groups(each.zero_groups, each.once_groups) for each in left)
 
 
 def zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

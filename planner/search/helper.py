@@ -24,15 +24,15 @@ from cost_models.pipeline import CriticalPath
 from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
-from planner.placement.table import remembered, strategy_table
 from planner.search.best import Best
 from planner.search.branches import Branches, Opened
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.chain import Name
+from planner.search.degrees import Degree, Degrees
 from planner.search.families import Scope
 from planner.search.nodes import Attempt, Kin, Sketch
-from planner.search.prices import Placements, Unit, placements_of
-from planner.search.request import Look
+from planner.search.prices import Prices
+from planner.search.request import Look, Request
 from planner.workers import start_process
 
 WORTH_AGAIN = 2
@@ -103,27 +103,20 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Places:
-    """What is to be placed, before the search begins: until there is another order."""
+class Space:
+    """What a search is about whose candidates are to be placed and bounded, before it begins: until there is another order,
+    degree by degree, the widest first."""
 
     graph: ModelGraph
     cluster: Cluster
-    units: tuple[Unit, ...]
+    request: Request
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What of it is placed elsewhere."""
+    """A tensor degree that is placed and bounded elsewhere."""
 
-    unit: Unit
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What was placed of it."""
-
-    unit: Unit
-    placements: tuple[Placements, ...]
+    tensor: int
 
 
 @dataclass(frozen=True)
@@ -136,6 +129,12 @@ class Begin:
     scope: Scope
     deadline: float
 
+    def beside(self, prices: Prices) -> Begin:
+        """With these prices of the same candidates, of which something is known here."""
+        assert isinstance(self.scope.prices, Prices)
+        prices.learn_from(self.scope.prices)
+        return replace(self, scope=replace(self.scope, prices=prices))
+
 
 class Helper:
     """The process, as the search sees it. ``away``: what it has, by name."""
@@ -145,26 +144,26 @@ class Helper:
         self._process = start_process("planner.search.helper", "serve", heard=False)
         self.away: dict[int, Kin | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Answer | Placed | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | Degree | None] = queue.SimpleQueue()
         self._sent, self._step_s = 0, math.inf
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
-    def place(self, graph: ModelGraph, cluster: Cluster, units: Sequence[Unit]) -> None:
-        """Have something placed, until :meth:`begin`."""
-        self._orders.put(pickle.dumps(Places(graph, cluster, tuple(units))))
+    def bound(self, space: Space) -> None:
+        """Have candidates placed and bounded, until :meth:`begin`."""
+        self._orders.put(pickle.dumps(space))
 
-    def take(self, unit: Unit) -> None:
-        """Say what of it is placed here."""
-        self._orders.put(pickle.dumps(Taken(unit)))
+    def take(self, tensor: int) -> None:
+        """Say which tensor degree is done here."""
+        self._orders.put(pickle.dumps(Taken(tensor)))
 
-    def placed(self, *, wait: bool) -> Placed | None:
-        """What was placed next, which is waited for or not; None where nothing is known, or the process has ended."""
+    def bounded(self, *, wait: bool) -> Degree | None:
+        """The degree that was done next, which is waited for or not; None where nothing is known, or the process has ended."""
         try:
             found = self._answers.get() if wait else self._answers.get_nowait()
         except queue.Empty:
             return None
-        if not isinstance(found, Placed):
+        if not isinstance(found, Degree):
             self._answers.put(found)  # It has ended: whoever asks next is told.
             return None
         return found
@@ -219,7 +218,7 @@ class Helper:
         ProcessLookupError where the process has ended."""
         try:
             found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
-            while isinstance(found, Placed):  # too late
+            while isinstance(found, Degree):  # too late
                 found = self._answers.get_nowait()
         except queue.Empty:
             return None
@@ -272,6 +271,11 @@ def ahead() -> Iterator[None]:
             _ahead.pop().close()
 
 
+def waits() -> bool:
+    """Whether a process was started ahead."""
+    return bool(_ahead)
+
+
 def started() -> Helper:
     """The process that was started ahead, or a new one. Raises OSError where none can be started."""
     return _ahead.pop() if _ahead else Helper()
@@ -283,22 +287,23 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
 
-    def tell(answer: Answer | Placed) -> None:
+    def tell(answer: Answer | Degree) -> None:
         pickle.dump(answer, sink)
         sink.flush()
 
-    rules, places, left = remembered(strategy_table), None, list[Unit]()
+    degrees, left = None, list[int]()
     while True:
-        while places is not None and left and orders.empty():
-            unit = left.pop(0)
-            tell(Placed(unit, placements_of(places.graph, places.cluster, unit, rules)))
+        while degrees is not None and left and orders.empty():
+            tell(degrees.find(left.pop()))
         order = orders.get()
-        if isinstance(order, Places):
-            places, left = order, list(order.units)
+        if isinstance(order, Space):
+            candidates = enumerate_candidates(order.graph, order.cluster, order.request)
+            degrees = Degrees(Prices(order.graph, order.cluster, order.request, candidates), candidates)
+            left = degrees.tensors
         elif isinstance(order, Taken):
-            left = [unit for unit in left if unit != order.unit]
+            left = [tensor for tensor in left if tensor != order.tensor]
         elif isinstance(order, Begin):
-            return _look(order, orders, tell)
+            return _look(order if degrees is None else order.beside(degrees.prices), orders, tell)
         else:
             return
 

@@ -26,6 +26,7 @@ from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
+from planner.ir.plan import ScheduleName
 from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
@@ -39,6 +40,8 @@ HUGE_MICROBATCH = 4096
 """A power of two, so that it fills the tiles of every product."""
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
+_SENT = ("graph", "cluster", "request", "_known", "_micros", "_usual", "_counts", "_placed")
+"""What other processes are told of prices."""
 Placements = Mapping[str, BodyPlacement]
 StateKey = tuple[int, int, int, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
 """What decides the prices of parameters: (data, tensor, its stride, ZeRO groups, whether there is a pipeline, and several
@@ -49,7 +52,8 @@ Unit = tuple[int, int]
 
 def _again(state: Mapping[str, Any]) -> Prices:
     prices = object.__new__(Prices)
-    vars(prices).update(state, _rules=remembered(strategy_table), _graphs={})
+    vars(prices).update(state)
+    prices._begin()
     return prices
 
 
@@ -104,8 +108,12 @@ class Prices:
         self._micros = micros
         self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
-        self._rules = remembered(strategy_table)
         self._placed: dict[Unit, tuple[Placements, ...]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known but placements."""
+        self._rules = remembered(strategy_table)
         self._options: dict[int, tuple[Placements, ...]] = {}
         self._graphs: dict[int, PlacedGraph] = {}
         self._first: dict[tuple[int, int, bool, bool], CostedGraph] = {}
@@ -115,12 +123,12 @@ class Prices:
         self._unbeaten: dict[tuple[StateKey, tuple[int, ...]], Candidate] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
+        self._allowed: dict[tuple[ScheduleName, bool], Allowed] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of another process, with what is known. (The rules' own memory, and what is found of graphs, is not sent.)"""
-        state = {name: value for name, value in vars(self).items() if name not in ("_rules", "_graphs")}
-        return _again, (state,)
+        """Of another process, with placements. (What is priced is found sooner than sent.)"""
+        return _again, ({name: vars(self)[name] for name in _SENT},)
 
     def __call__(self, candidate: Candidate) -> CostedGraph | None:
         """The prices of a candidate of one ZeRO group; None where its tensor degree has no feasible placement."""
@@ -186,12 +194,9 @@ class Prices:
             home._graphs[tensor] = PlacedGraph(self.graph, tensor, home.options(tensor))
         return home._graphs[tensor]
 
-    @property
-    def unplaced(self) -> list[Unit]:
-        """What there is to place before all tensor degrees are, as far as it takes time."""
-        tensors = [tensor for tensor in sorted(self._micros) if tensor > 1 and self._home(tensor) is self]
-        units = [(tensor, micro) for tensor in tensors for micro in self._references(tensor)]
-        return [unit for unit in units if unit not in self._placed]
+    def units(self, tensor: int) -> list[Unit]:
+        """What is placed for a tensor degree, as far as that takes time."""
+        return [(tensor, micro) for micro in self._references(tensor)] if tensor > 1 and self._home(tensor) is self else []
 
     def placed(self, unit: Unit) -> tuple[Placements, ...]:
         """The placements of a tensor degree that are best at one micro-batch."""
@@ -202,6 +207,10 @@ class Prices:
     def learn(self, unit: Unit, placed: tuple[Placements, ...]) -> None:
         """What :meth:`placed` is, found out elsewhere."""
         self._placed[unit] = placed
+
+    def learn_from(self, other: Prices) -> None:
+        """The placements that another one of the same candidates knows."""
+        self._placed.update(other._placed)
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
@@ -226,7 +235,7 @@ class Prices:
         """Less the ZeRO groups that a larger one beats."""
         if len(candidate.groups) == 1 or not self.options(candidate.mesh.tensor):
             return candidate
-        stages = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph)).zero
+        stages = self._allowed_to(candidate).zero
         key = self._state_key(candidate), stages
         if key not in self._unbeaten:
             self._price_groups(candidate)
@@ -234,6 +243,15 @@ class Prices:
             self._unbeaten[key] = without_beaten(candidate, priced, stages, partial(seconds_and_bytes, planning_engine()))
         less = self._unbeaten[key]
         return candidate.with_groups(less.zero_groups, less.once_groups)
+
+    def _allowed_to(self, candidate: Candidate) -> Allowed:
+        """What the first of a candidate's ZeRO groups may choose, at most."""
+        if self.request.constraints.forbidden:
+            return union_of(allowed_choices(candidate.first, self.request.constraints, self.graph))
+        key = candidate.schedule, not candidate.zero_groups
+        if key not in self._allowed:
+            self._allowed[key] = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph))
+        return self._allowed[key]
 
     def _price_groups(self, candidate: Candidate) -> None:
         """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
@@ -255,7 +273,7 @@ class Prices:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
         if not self.options(candidate.mesh.tensor):
             return float("inf")
-        allowed = union_of(allowed_choices(candidate.first, self.request.constraints, self.graph))
+        allowed = self._allowed_to(candidate)
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
         groups = candidate.zero_groups, candidate.once_groups
         key = (candidate.mesh, candidate.micro, groups, candidate.accumulation > 1, allowed, together)

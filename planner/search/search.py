@@ -21,11 +21,12 @@ from planner.search.best import Best
 from planner.search.beyond import Beyond
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.degrees import Degrees
 from planner.search.effort import has_time
 from planner.search.families import Costing, Scope
-from planner.search.helper import Answer, Helper, started
+from planner.search.helper import Answer, Helper, Space, started, waits
 from planner.search.nodes import Attempt, Kin, Sketch, kin_of
-from planner.search.placing import Bounds, place
+from planner.search.placing import bounds_of
 from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
@@ -251,17 +252,20 @@ class _State:
         while self.heard:
             self.looked(*self.heard.popleft(), scope, here=False)
 
-    def start(self) -> None:
-        """Start a helper, where there is a core for it."""
+    def start(self, space: Space | None = None) -> None:
+        """Start a helper, where there is none and a core for one, and have it bound the candidates of a space."""
+        if self.helper is not None:
+            return
         self.alone = True
         if usable_cores() >= 2:
             with suppress(OSError):
                 self.helper, self.alone = started(), False
+        if self.helper is not None and space is not None:
+            self.helper.bound(space)
 
     def call(self, scope: Scope, deadline: float) -> None:
         """Begin to have help."""
-        if self.helper is None:
-            self.start()
+        self.start()
         if self.helper is not None:
             try:
                 self.helper.begin(self.best, scope, deadline)
@@ -290,19 +294,21 @@ def search(
     begin = time.perf_counter()
     names = Fingerprints(graph.name, fingerprint(graph), cluster.name, cluster.fingerprint)
     cluster = request.limited(cluster)
-    candidates = enumerate_candidates(graph, cluster, request)
-    counted = sum(len(candidate.groups) for candidate in candidates)
     state = _State(Best(request.gap, look, most_s=request.most_s), news)
     try:
+        # What another search knows is here alone.
+        space = Space(graph, cluster, request) if costing is None and known is None else None
+        if waits():
+            state.start(space)
+        candidates = enumerate_candidates(graph, cluster, request)
+        counted = sum(len(candidate.groups) for candidate in candidates)
         if len(candidates) >= MANY:
-            state.start()
+            state.start(space)
         own = Prices(graph, cluster, request, candidates, known=known)
         prices = own if costing is None else costing
         bounds = dict.fromkeys(candidates, 0.0)
         if costing is None:
-            bounding = Bounds(own, candidates)
-            place(own, state.helper, bounding.some)
-            bounds = bounding.all()
+            bounds = bounds_of(Degrees(own, candidates), None if space is None else state.helper)
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.kin.extend(kin_of(possible))
         costed = time.perf_counter()

@@ -17,7 +17,6 @@ from planner import compile as compiling
 from planner.compile import compile_job
 from planner.evaluate import evaluate
 from planner.ir.errors import ModelError
-from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.job import Job
 from planner.search import Request, SearchResult, nodes
@@ -25,11 +24,12 @@ from planner.search import helper as helping
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
+from planner.search.degrees import Degree, Degrees
 from planner.search.families import Scope
-from planner.search.helper import Answer, Fresh, Helper, Placed, ahead
+from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
 from planner.search.nodes import Attempt, Kin, Sketch, count
-from planner.search.placing import Bounds, place
-from planner.search.prices import Prices, Unit
+from planner.search.placing import bounds_of
+from planner.search.prices import Prices
 from planner.search.request import Look, as_it_is
 from planner.search.solve import Fingerprints
 from planner.workers import start_process
@@ -238,83 +238,82 @@ def _until(reached: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
         time.sleep(0.01)
 
 
-def test_it_places_as_is_placed_here() -> None:
-    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
+def degrees_of(cluster: Cluster) -> Degrees:
+    """Of a small model."""
+    graph = graph_of("gpt", "float32")
     request = Request(16, graph.sequence, "fp32")
-    prices = Prices(graph, cluster, request, enumerate_candidates(graph, cluster, request))
-    units = prices.unplaced
-    assert len(units) == 4
+    candidates = enumerate_candidates(graph, cluster, request)
+    return Degrees(Prices(graph, cluster, request, candidates), candidates)
+
+
+def space_of(degrees: Degrees) -> Space:
+    prices = degrees.prices
+    return Space(graph_of("gpt", "float32"), prices.cluster, prices.request)
+
+
+def test_it_bounds_as_is_bounded_here() -> None:
+    degrees, other = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    assert degrees.tensors == [1, 2, 4, 8]
     helper = Helper()
     try:
-        helper.place(graph, cluster, units)
-        helper.take(units[2])
-        found = [helper.placed(wait=True) for _ in units[1:]]
+        helper.bound(space_of(degrees))
+        helper.take(2)
+        found = [helper.bounded(wait=True) for _ in range(3)]
     finally:
         helper.close()
-    assert [each.unit for each in found if each is not None] == [*units[:2], units[3]], "what is placed here is left out there"
-    assert all(each is not None and each.placements == prices.placed(each.unit) for each in found)
+    assert [each.tensor for each in found if each is not None] == [8, 4, 1], "what is done here is left out there"
+    for each in found:
+        assert each is not None and each == degrees.find(each.tensor)
+        other.learn(each)
+    assert other.prices.options(8) == degrees.prices.options(8) != ()
 
 
-class _Placing:
+class _Bounding:
     """A helper that answers what it is told to: so many at every question, then nothing any more."""
 
-    def __init__(self, prices: Prices, answers: Sequence[int]) -> None:
-        self.prices, self.answers, self.waited = prices, list(answers), False
-        self.units: list[Unit] = []
-        self.taken: list[Unit] = []
+    def __init__(self, degrees: Degrees, answers: Sequence[int]) -> None:
+        self.degrees, self.answers, self.waited = degrees, list(answers), False
+        self.left, self.taken = degrees.tensors, list[int]()
 
-    def take(self, unit: Unit) -> None:
-        self.taken.append(unit)
+    def take(self, tensor: int) -> None:
+        self.taken.append(tensor)
 
-    def place(self, graph: ModelGraph, cluster: Cluster, units: Sequence[Unit]) -> None:
-        self.units = list(units)
-
-    def placed(self, *, wait: bool) -> Placed | None:
+    def bounded(self, *, wait: bool) -> Degree | None:
         self.waited |= wait
         if not wait and (not self.answers or not self.answers[0]):
             self.answers[:1] = []
             return None
         if self.answers:
             self.answers[0] -= 1
-        unit = self.units.pop(0)
-        return Placed(unit, self.prices.placed(unit))
+        return self.degrees.find(self.left.pop())
 
 
 @pytest.mark.parametrize(("answers", "here", "waited"), [
     ((), 4, False), ((0, 1), 2, True), ((1, 1), 1, True), ((4,), 0, True), ((0, 0, 0, 0), 4, False), ((0, 0, 1), 2, True),
     ((0, 0, 0, 1), 3, False),
 ])
-def test_two_place_everything_once(
-    monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], here: int, waited: bool
-) -> None:
-    """Where it has not answered by then, the last is placed here too; where it has, it is waited for."""
-    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
-    request = Request(16, graph.sequence, "fp32")
-    candidates = enumerate_candidates(graph, cluster, request)
-    known, prices = Prices(graph, cluster, request, candidates), Prices(graph, cluster, request, candidates)
-    mine: list[Unit] = []
-    monkeypatch.setattr(prices, "placed", lambda unit: (mine.append(unit), prices.learn(unit, known.placed(unit))))
-    helper = _Placing(known, answers)
-    place(prices, cast(Helper, helper), lambda: False)
-    assert not prices.unplaced and len(mine) == here and helper.waited == waited and helper.taken == mine
-    for tensor in (2, 4):
-        monkeypatch.undo()
-        assert prices.options(tensor) == known.options(tensor)
+def test_two_bound_everything_once(answers: tuple[int, ...], here: int, waited: bool) -> None:
+    """Where it has not answered by then, the last is bounded here too; where it has, it is waited for. In the end there are
+    bounds of all candidates, in their order."""
+    known, degrees = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    helper = _Bounding(known, answers)
+    found = bounds_of(degrees, cast(Helper, helper))
+    assert helper.taken == degrees.tensors[:here] and helper.waited == waited
+    prices = known.prices
+    lessened = [prices.without_beaten(candidate) for candidate in known.candidates]
+    assert list(found.items()) == [(candidate, prices.bound(candidate)) for candidate in lessened]
 
 
-def test_bounds_are_found_meanwhile() -> None:
-    """Of degrees that are placed; in the end of all candidates, in their order."""
-    graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:2x4")
-    request = Request(16, graph.sequence, "fp32")
-    candidates = enumerate_candidates(graph, cluster, request)
-    prices, known = (Prices(graph, cluster, request, candidates) for _ in range(2))
-    bounds = Bounds(prices, candidates)
-    assert bounds.some() and not bounds.some(), "one rank needs no placement, the others do"
-    helper, units = _Placing(known, (1, 1)), len(prices.unplaced)
-    place(prices, cast(Helper, helper), bounds.some)
-    assert 0 < len(helper.taken) < units and not prices.unplaced
-    wanted = {known.without_beaten(candidate): known.bound(known.without_beaten(candidate)) for candidate in candidates}
-    assert list(bounds.all().items()) == list(wanted.items()) and len(wanted) == len(candidates)
+def test_a_search_goes_on_with_the_prices_that_bounded_it() -> None:
+    """The helper's own, which know by then what was placed here."""
+    degrees, other = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    degrees.find(8)
+    other.find(2)
+    scope = Scope(graph_of("gpt", "float32"), degrees.prices, degrees.prices.cluster, degrees.prices.request, cast(Any, None))
+    begun = Begin(as_it_is, 0.001, math.inf, pickle.loads(pickle.dumps(scope)), math.inf).beside(other.prices)
+    assert begun.scope.prices is other.prices
+    placed = [tensor for tensor in (2, 4, 8) if all(unit in other.prices._placed for unit in other.prices.units(tensor))]
+    assert placed == [2, 8]
 
 
 def test_a_process_that_was_started_ahead_is_taken_or_ended() -> None:
