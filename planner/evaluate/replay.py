@@ -8,7 +8,7 @@ What a block's passes hold comes from :mod:`planner.costing.passes`, what ZeRO d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -69,10 +69,11 @@ def peaks(plan: Plan, graph: ModelGraph) -> tuple[Peaks, ...]:
     """
     count = plan.batch.accumulation
     short, more = _lengths(plan)
-    if count <= short + more:
-        return tuple(map(_of_all, _replays(plan, graph, count)))
-    first, second = (_replays(_shortened(plan, length), graph, short) for length in (short, short + more))
-    return tuple(_of_all(_drawn(a, b, Fraction(count - short, more))) for a, b in zip(first, second, strict=True))
+    lengths = (count,) if count <= short + more else (short, short + more)
+    ranks = _replays(plan, graph, lengths)
+    if len(lengths) == 1:
+        return tuple(_of_all(phases) for phases, in ranks)
+    return tuple(_of_all(_drawn(a, b, Fraction(count - short, more))) for a, b in ranks)
 
 
 def _drawn(a: _Phases, b: _Phases, times: Fraction) -> _Phases:
@@ -105,20 +106,28 @@ def _shortened(plan: Plan, count: int) -> Plan:
     return replace(plan, batch=replace(batch, total=batch.total // batch.accumulation * count, accumulation=count))
 
 
-def _replays(plan: Plan, graph: ModelGraph, short: int) -> tuple[_Phases, ...]:
+def _replays(plan: Plan, graph: ModelGraph, lengths: Sequence[int]) -> Iterator[list[_Phases]]:
+    """By rank, steps of so many micro-batches."""
     bodies = Bodies(plan, graph)
-    return tuple(_replay(bodies, rank, short) for rank in range(plan.mesh.pipeline))
+    for rank in range(plan.mesh.pipeline):
+        stages = _stages(bodies, rank)
+        yield [_replay(_shortened(plan, length), graph, rank, stages, lengths[0]) for length in lengths]
 
 
 def replay(plan: Plan, graph: ModelGraph, rank: int) -> Peaks:
     """The peak of one pipeline rank's whole step."""
-    return _of_all(_replay(Bodies(plan, graph), rank, plan.batch.accumulation))
+    return _of_all(_replay(plan, graph, rank, _stages(Bodies(plan, graph), rank), plan.batch.accumulation))
 
 
-def _replay(bodies: Bodies, rank: int, short: int) -> _Phases:
+def _stages(bodies: Bodies, rank: int) -> dict[int, StageReplay]:
+    return {stage.index: StageReplay(bodies, stage) for stage in bodies.plan.stages_of_rank(rank)}
+
+
+def _replay(plan: Plan, graph: ModelGraph, rank: int, stages: Mapping[int, StageReplay], short: int) -> _Phases:
     """``short``: micro-batches of a step whose first and last quarter of actions are phases of this one."""
-    plan, graph, heap = bodies.plan, bodies.graph, Heap()
-    stages = {stage.index: StageReplay(bodies, stage, heap) for stage in plan.stages_of_rank(rank)}
+    heap = Heap()
+    for each in stages.values():
+        each.begin(heap)
     _begin(plan, graph, heap, stages)
     count = plan.batch.accumulation
     if plan.mesh.pipeline == 1:

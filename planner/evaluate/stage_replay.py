@@ -53,8 +53,8 @@ class StageReplay:
     """One virtual stage. ``receives``, ``sends``: bytes that cross its edges for one micro-batch; ``makes``: of what it sends,
     what it has not received; ``returns``, ``answers``: of the gradients that go back for them."""
 
-    def __init__(self, bodies: Bodies, stage: StagePlan, heap: Heap) -> None:
-        self.plan, self.graph, self.stage, self.heap = bodies.plan, bodies.graph, stage, heap
+    def __init__(self, bodies: Bodies, stage: StagePlan) -> None:
+        self.graph, self.stage, self.heap = bodies.graph, stage, Heap()
         graph, plan = bodies.graph, bodies.plan
         self.blocks = graph.blocks[stage.first : stage.last]
         self.first, self.is_last = stage.first == 0, stage.last == len(graph.blocks)
@@ -67,7 +67,7 @@ class StageReplay:
             sum(self.sizes[name] for name in names if self._differentiable(name)) for names in (self.incoming, self.outgoing)
         )
         units, unit_of = units_of(plan, graph, stage)
-        self.root = Root(heap, units)
+        self.root = Root(self.heap, units)
         self.chain = [
             _Link(
                 block, bodies.passes(block.body, decision.recompute), unit_of[at], decision.zero,
@@ -96,6 +96,12 @@ class StageReplay:
         self.returned = self.returns
         self._gradients = _Gradients()
         self._known: dict[tuple[object, ...], _Outcome] = {}
+        self._idle = self.root.state
+
+    def begin(self, heap: Heap) -> None:
+        """As before a step, on this heap."""
+        self.heap = self.root.heap = heap
+        self.root.state, self.finished, self.returned, self._gradients = self._idle, 0, self.returns, _Gradients()
 
     def _differentiable(self, name: str) -> bool:
         return name in self._carried
@@ -144,12 +150,15 @@ class StageReplay:
     def _pass(self, kind: tuple[object, ...], run: Callable[[], None]) -> None:
         """A pass does what it did before where it finds the units as it found them then: most micro-batches are alike."""
         # A weight part leaves what its outcome is kept with as it is, so that no other has its identity.
-        key = (kind, self.root.state, id(self._gradients) if "weight" in kind else 0)
+        state = self.root.state
+        key = (kind, state, id(self._gradients) if "weight" in kind else 0)
         known = self._known.get(key)
         if known is None:
             effect = self.heap.effect(run)
             known = self._known[key] = _Outcome(effect, self.root.state, self._gradients, self.returned)
-        self.root.state, self._gradients, self.returned = known.state, known.gradients, known.returned
+        elif known.state != state:
+            self.root.state = known.state
+        self._gradients, self.returned = known.gradients, known.returned
         self.heap.have(known.effect)
 
     def _forward(self) -> None:

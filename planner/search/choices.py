@@ -298,10 +298,10 @@ class Choices:
     def _least(self, rank: int, left: NDArray[np.bool_]) -> _Least:
         """Of a rank; many cases leave it the same ways."""
         ways, parts = self.ways[rank], self._rows[1][rank]
-        distinct, at = np.unique(left, axis=0, return_inverse=True)
-        rows = [np.flatnonzero(row) for row in distinct]
+        first, at = _distinct(left)
+        rows = [np.flatnonzero(left[case]) for case in first]
         columns = [
-            np.array([op(part[row], axis=0) for row in rows]).reshape(len(rows), *part.shape[1:])[at.ravel()]
+            np.array([op(part[row], axis=0) for row in rows]).reshape(len(rows), *part.shape[1:])[at]
             for part, op in (
                 (ways.passes_s, np.min), (parts, np.min), (ways.tails_s, np.min), (ways.blocks, np.min), (ways.blocks, np.max)
             )
@@ -339,6 +339,20 @@ class Choices:
                 before_s, target_s = target_s, told(Chosen(counts, float(seconds[at])))
                 self._in_vain = 0 if target_s < before_s else self._in_vain + 1
         return target_s
+
+
+def _distinct(left: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+    """The first of each kind of rows, and by row its kind."""
+    packed = np.packbits(left, axis=1)
+    width, data = packed.shape[1], packed.tobytes()
+    first: dict[bytes, int] = {}
+    kinds: dict[bytes, int] = {}
+    at = list[int]()
+    for case in range(len(left)):
+        row = data[case * width : (case + 1) * width]
+        first.setdefault(row, case)
+        at.append(kinds.setdefault(row, len(kinds)))
+    return list(first.values()), at
 
 
 def _pieces(left: NDArray[np.bool_], most: int) -> Iterator[tuple[Indices, Indices]]:

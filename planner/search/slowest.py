@@ -191,10 +191,13 @@ def _held(
     ``largest`` [stages]: blocks of each stage; ``fronts`` [instants][stages][blocks]."""
     held = np.full((len(fronts), len(fronts[0][0]), len(marks)), np.inf)
     held[:, 0] = 0.0
+    of_front: dict[int, Floats] = {}  # Instants and stages have many in common.
     for at in range(len(fewest)):
         wider = np.full_like(held, np.inf)
         for number in range(fewest[at], largest[at] + 1):
-            own = np.array([_bytes(*each[at][number], marks) for each in fronts])
+            mine = [each[at][number] for each in fronts]
+            of_front |= {id(front): _bytes(*front, marks) for front in mine if id(front) not in of_front}
+            own = np.array([of_front[id(front)] for front in mine])
             wider[:, number:] = np.minimum(wider[:, number:], held[:, : held.shape[1] - number] + own[:, None])
         held = wider
     return held
