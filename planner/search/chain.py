@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from hardware_profiles import Engine
 from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
 from planner.search.allowed import Allowed
-from planner.search.tables import Table, table
+from planner.search.tables import AT_TIMES, Table, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class Run:
     count: int
     crossing_bytes: int
     received_bytes: int = 0
+
+    def beats(self, other: Run) -> bool:
+        """Whether it is of the same blocks, and no more crosses cuts."""
+        alike = (self.body, self.first, self.count) == (other.body, other.first, other.count)
+        return alike and self.crossing_bytes <= other.crossing_bytes
 
 
 def run_at(runs: Sequence[Run], block: int) -> int:
@@ -118,6 +124,32 @@ class Chain:
             for run, pair in zip(self.runs, self.single, strict=True) if run.count > 1
         )
 
+    def beats(self, other: Chain) -> bool:
+        """Whether each plan of another chain of the candidate has one of this that is as quick and as small at least, wherever
+        its cuts are: with the same ZeRO groups, and for every choice of a block one that costs no more of anything. Only where
+        nothing hides traffic: then a step and its memory grow with all that blocks cost."""
+        alike = (self.zero_groups, self.allowed, self._tied_lie) == (other.zero_groups, other.allowed, other._tied_lie)
+        runs = list(itertools.zip_longest(self.runs, other.runs))
+        if not alike or any(two is None or one is None or not one.beats(two) for one, two in runs):
+            return False
+        # Of what a stage keeps, as much more than the other's as less of it lies in its receive buffers.
+        more = [max(0, two.received_bytes - one.received_bytes) for one, two in runs]
+        mine, others = self.single, other.single
+        if not all(_covers(mine[at][0], others[at][0], size) for at, size in enumerate(more)):
+            return False
+        return len(self.each) == len(other.each) and all(
+            _covers(mine[1], others[1], 0)
+            for one, two in zip(self.each, other.each, strict=True)
+            for mine, others in zip(one.single, two.single, strict=True)
+        )
+
+    @cached_property
+    def _tied_lie(self) -> tuple[object, ...]:
+        """How the bodies lie that share parameters, whose gradients are summed over stages."""
+        graph, placements = self.costed.graph, self.costed.placements[self.option]
+        bodies = dict.fromkeys(graph.blocks[at].body for _, owners in graph.tied for at in owners)
+        return tuple(placements[body].parameters for body in bodies)
+
     @property
     def possible(self) -> bool:
         """Whether every block has a choice."""
@@ -165,3 +197,21 @@ def _zero_table(groups: tuple[tuple[tuple[int, StateCost], ...], ...]) -> Table:
         [zero for zero, _ in states], vectors, [s.gather_bytes for _, s in states], [s.lasting_bytes for _, s in states]
     )
     return every.one_of_each() if len(groups) > 1 and states else every
+
+
+@lru_cache(maxsize=65536)
+def _covers(one: Table, other: Table, more_bytes: int) -> bool:
+    """Whether each choice of another table has one here that costs no more of anything, with ``more_bytes`` kept besides."""
+    costs = one.columns
+    costs[:, AT_TIMES] += more_bytes
+    return bool((costs[:, None] <= other.columns).all(axis=2).any(axis=0).all())
+
+
+def without_beaten(chains: Sequence[Chain], engine: Engine) -> tuple[Chain, ...]:
+    """Less those that another beats, the first of several that are the same."""
+    if engine.gathers_hidden or engine.gradients_hidden or engine.sends_scattered:
+        return tuple(chains)
+    return tuple(
+        chain for at, chain in enumerate(chains)
+        if not any(other.beats(chain) and (i < at or not chain.beats(other)) for i, other in enumerate(chains) if i != at)
+    )

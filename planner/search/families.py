@@ -14,7 +14,7 @@ from planner.ir.costed import CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.search.allowed import ONCE, Allowed
 from planner.search.candidates import Candidate, allowed_choices
-from planner.search.chain import Chain, Name
+from planner.search.chain import Chain, Name, without_beaten
 from planner.search.counted import Ranks
 from planner.search.engine import planning_engine
 from planner.search.linear import Indices
@@ -125,7 +125,7 @@ class Scope:
         if key not in self.families:
             apart = [candidate.with_groups(candidate.zero_groups[:1], candidate.once_groups)]
             apart += [candidate.with_groups((groups,)) for groups in candidate.zero_groups[1:]]
-            chains = tuple(chain for each in apart for chain in self._chains(each))
+            chains = without_beaten([chain for each in apart for chain in self._chains(each)], planning_engine())
             self.families[key] = Family(candidate, chains, self.cluster) if chains else None
         return self.families[key]
 
