@@ -4,9 +4,8 @@ from planner.costing.blocks import cost_block
 from planner.costing.graphs import GraphWork, PlacedGraph, cost_graph, least_costs, measure_graph, price_graph, state_costs
 from planner.costing.kernels import as_run
 from planner.costing.pricing import Pricing
-from planner.costing.states import cost_state
 
 __all__ = [
-    "GraphWork", "PlacedGraph", "Pricing", "as_run", "cost_block", "cost_graph", "cost_state", "least_costs", "measure_graph",
+    "GraphWork", "PlacedGraph", "Pricing", "as_run", "cost_block", "cost_graph", "least_costs", "measure_graph",
     "price_graph", "state_costs",
 ]

@@ -345,14 +345,14 @@ def _state_costs(
     """By ZeRO stage; 0 shards over no group."""
     found: dict[int, StateCost] = {}
     for group, some in ((1, [zero for zero in stages if not zero]), (zero_group, [zero for zero in stages if zero])):
-        held = _sharded(parameters, group)
-        trained, frozen = Elements(held.elements, held.shard), Elements(held.frozen, held.frozen_shard)
-        state = State(
-            trained, frozen, group, cluster, mesh, precision, held.partial, held.tensors, accumulation, resident, reached,
-            engine,
-        )
-        for zero in some:
-            found[zero] = _as_engine(state.cost(zero), held, zero, precision, engine)
+        if some:
+            held = _sharded(parameters, group)
+            trained, frozen = Elements(held.elements, held.shard), Elements(held.frozen, held.frozen_shard)
+            state = State(
+                trained, frozen, group, cluster, mesh, precision, held.partial, held.tensors, accumulation, resident, reached,
+                engine,
+            )
+            found.update((zero, _as_engine(state.cost(zero), held, zero, precision, engine)) for zero in some)
     return found
 
 

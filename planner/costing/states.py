@@ -1,4 +1,4 @@
-"""cost_state: keeping, synchronising and updating a block's parameters under one ZeRO stage.
+"""State: keeping, synchronising and updating a block's parameters under one ZeRO stage.
 
 Traffic a step over a shard group, with P the bytes of the parameters in the working dtype and M micro-batches, as FSDP2
 of torch 2.13 performs it (Rajbhandari et al. 2020, section 7, for the stages), under a pipeline too:
@@ -52,11 +52,6 @@ class Elements:
     whole: int
     shard: int
 
-    @classmethod
-    def over(cls, group: int, whole: int, shard: int | None) -> Elements:
-        """``shard``: by default the even share of a group of ranks; of one rank it is all."""
-        return cls(whole, whole if group == 1 else -(-whole // group) if shard is None else shard)
-
     def padded(self, group: int) -> int:
         """Of all ranks' shards."""
         return group * self.shard
@@ -65,33 +60,20 @@ class Elements:
         return Elements(self.whole + other.whole, self.shard + other.shard)
 
 
-def cost_state(
-    parameter_elements: int, zero: int, cluster: Cluster, mesh: Mesh, precision: Precision, zero_group: int, *,
-    shard: int | None = None, frozen_elements: int = 0, frozen_shard: int | None = None, partial_elements: int = 0,
-    tensors: int = 0, accumulation: int = 2, resident: bool = False, reached: bool = True, engine: Engine = DEFAULT_ENGINE,
-) -> StateCost:
-    """Bytes and seconds of ``parameter_elements`` trained elements (of one rank, before ZeRO) and ``frozen_elements`` others.
+@dataclass(frozen=True)
+class State:
+    """Parameters of one rank under the ZeRO stages of one ``group`` of ranks (1 under ZeRO 0). What its stages have in common
+    is found once.
 
-    ``shard``, ``frozen_shard``: elements of the rank's ZeRO shard, padding included (default: the even share);
-    ``partial_elements``: those of the shard whose gradient is summed over the tensor axis; ``tensors``: how many parameters are
-    trained; ``accumulation``: micro-batches of a step; ``resident``: gathered from the first forward to the last backward even
-    under ZeRO 3 (blocks that share a parameter); ``reached``: whether a gradient comes to one of the block's outputs;
-    ``engine``: in which dtype it reduces gradients, how quickly, and what its update moves.
+    ``trained``, ``frozen``: elements of those that are trained, and of others; ``partial_elements``: those of the trained shard
+    whose gradient is summed over the tensor axis; ``tensors``: how many parameters are trained; ``accumulation``: micro-batches
+    of a step; ``resident``: gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a
+    parameter); ``reached``: whether a gradient comes to one of the block's outputs; ``engine``: in which dtype it reduces
+    gradients, how quickly, and what its update moves.
 
     With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
     """
-    group = min(zero_group, mesh.data) if zero else 1
-    return State(
-        Elements.over(group, parameter_elements, shard), Elements.over(group, frozen_elements, frozen_shard), group, cluster,
-        mesh, precision, partial_elements, tensors, accumulation, resident, reached, engine,
-    ).cost(zero)
-
-
-@dataclass(frozen=True)
-class State:
-    """Parameters of one rank, sharded over a ``group`` (1 under ZeRO 0): see :func:`cost_state`. What its stages have in
-    common is found once."""
 
     trained: Elements
     frozen: Elements
@@ -99,15 +81,15 @@ class State:
     cluster: Cluster
     mesh: Mesh
     precision: Precision
-    partial_elements: int
-    tensors: int
-    accumulation: int
-    resident: bool
-    reached: bool
-    engine: Engine
+    partial_elements: int = 0
+    tensors: int = 0
+    accumulation: int = 2
+    resident: bool = False
+    reached: bool = True
+    engine: Engine = DEFAULT_ENGINE
 
     def cost(self, zero: int) -> StateCost:
-        """Under one ZeRO stage."""
+        """Bytes and seconds under one ZeRO stage."""
         trained, group, precision, chip = self.trained, self.group, self.precision, self.cluster.chip
         accumulates = zero < 2 and self.accumulation > 1
         state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
@@ -135,18 +117,13 @@ class State:
 
     @cached_property
     def _passing(self) -> TransientBytes:
-        """Of the trained ones."""
-        return transient_bytes(self.trained.whole, self.precision, self._stage, self.group, shard=self.trained.shard)
+        """Of the trained ones, alike under all stages of the group."""
+        return transient_bytes(self.trained.whole, self.precision, 1, self.group, shard=self.trained.shard)
 
     @cached_property
     def _idle_bytes(self) -> int:
         """To gather the others."""
-        return transient_bytes(self.frozen.whole, self.precision, self._stage, self.group, shard=self.frozen.shard).gather
-
-    @property
-    def _stage(self) -> int:
-        """Some stage of the group's."""
-        return 0 if self.group == 1 else 1
+        return transient_bytes(self.frozen.whole, self.precision, 1, self.group, shard=self.frozen.shard).gather
 
     @cached_property
     def _update_s(self) -> float:

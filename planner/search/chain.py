@@ -137,7 +137,7 @@ class Chain:
         mine, others = self.single, other.single
         if not all(_covers(mine[at][0], others[at][0], size) for at, size in enumerate(more)):
             return False
-        return len(self.each) == len(other.each) and all(
+        return [one.zero_groups for one in self.each] == [two.zero_groups for two in other.each] and all(
             _covers(mine[1], others[1], 0)
             for one, two in zip(self.each, other.each, strict=True)
             for mine, others in zip(one.single, two.single, strict=True)

@@ -345,14 +345,14 @@ def _distinct(left: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """The first of each kind of rows, and by row its kind."""
     packed = np.packbits(left, axis=1)
     width, data = packed.shape[1], packed.tobytes()
-    first: dict[bytes, int] = {}
     kinds: dict[bytes, int] = {}
-    at = list[int]()
+    first, at = list[int](), list[int]()
     for case in range(len(left)):
-        row = data[case * width : (case + 1) * width]
-        first.setdefault(row, case)
-        at.append(kinds.setdefault(row, len(kinds)))
-    return list(first.values()), at
+        kind = kinds.setdefault(data[case * width : (case + 1) * width], len(kinds))
+        if kind == len(first):
+            first.append(case)
+        at.append(kind)
+    return first, at
 
 
 def _pieces(left: NDArray[np.bool_], most: int) -> Iterator[tuple[Indices, Indices]]:

@@ -10,8 +10,8 @@ from cost_models.collectives import collective_s
 from cost_models.compute import attention_flops, attention_s, function_s
 from cost_models.spans import span_of
 from hardware_profiles import Cluster, resolve_cluster
-from planner.costing.states import cost_state
 from planner.ir.plan import Mesh
+from tests.costing.states import cost_state
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_hooks_run_around_frozen_blocks_too(cluster: Cluster, reached: bool, bac
     mesh = Mesh(1, 8, 1, 1, 1)
     with_hooks = replace(cluster, chip=replace(cluster.chip, hook_s=1e-4))
     plain, hooked = (
-        cost_state(0, 1, chosen, mesh, "bf16", 8, frozen_elements=1 << 20, reached=reached) for chosen in (cluster, with_hooks)
+        cost_state(0, 1, chosen, mesh, "bf16", 8, frozen=1 << 20, reached=reached) for chosen in (cluster, with_hooks)
     )
     assert hooked.forward_comm_s - plain.forward_comm_s == pytest.approx(1e-4)
     assert hooked.backward_comm_s - plain.backward_comm_s == pytest.approx(backward_s)

@@ -8,9 +8,10 @@ from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
 from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, resolve_cluster
-from planner.costing import Pricing, cost_block, cost_graph, cost_state, state_costs
+from planner.costing import Pricing, cost_block, cost_graph, state_costs
 from planner.ir.plan import Mesh
 from planner.placement.place import whole_placement
+from tests.costing.states import cost_state
 from tests.costing.test_saved_bytes import traced
 
 CLUSTER = resolve_cluster("dgx-a100-80gb:2")
@@ -75,7 +76,7 @@ def test_frozen_parameters_are_gathered_and_cast(zero: int, reached: bool) -> No
     """As often as trained ones; where no gradient comes to the block, in forward passes alone. Nothing is reduced."""
     gather = collective_s("all_gather", span_of(CLUSTER, 8, 1), ELEMENTS * 2 // 8)
     taken = gather + memory_bound_s(CLUSTER.chip, 4 * ELEMENTS // 8 + (1 + 2) * 2 * ELEMENTS)
-    cost = cost_state(0, zero, CLUSTER, Mesh(data=8), "bf16", 8, frozen_elements=ELEMENTS, reached=reached)
+    cost = cost_state(0, zero, CLUSTER, Mesh(data=8), "bf16", 8, frozen=ELEMENTS, reached=reached)
     expected = (taken, 0, 0) if zero < 3 else (0, taken, taken if reached else 0)
     assert (cost.once_comm_s, cost.forward_comm_s, cost.backward_comm_s) == pytest.approx(expected)
     assert (cost.gradients_bytes, cost.optimizer_bytes, cost.optimizer_s, cost.lasting_bytes) == (0, 0, 0, 0)
