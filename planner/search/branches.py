@@ -165,7 +165,7 @@ class Branches:
             return target_s
         self._apply(branch.box)
         counts.forget()
-        bounds, agreed = [bound], False
+        bounds, agreed, mixed = [bound], False, False
         while not agreed and not _stuck(bounds, target_s) and not _met(counts.core_s, bounds[-1], target_s):
             answer, agreed = counts.look(effort)
             bound = max(bound, min(answer.bound, target_s))
@@ -178,8 +178,10 @@ class Branches:
                 return target_s
             if len(bounds) > UNTIL_MIXED and not branch.box and self._told_apart(bound, effort):
                 return target_s
+            if mixed:  # Single paths say little beside their best mixture.
+                break
             if len(bounds) > UNTIL_MIXED and not agreed and not branch.mixed:
-                branch.mixed = counts.mix(effort)
+                branch.mixed = mixed = counts.mix(effort)
         assert counts.values is not None
         if not self._asked:
             self._asked = True

@@ -33,6 +33,7 @@ from planner.ir.plan import StagePlan
 from planner.search.counted import Ranks
 from planner.search.covers import cover_rows
 from planner.search.effort import AGREEMENT, Effort
+from planner.search.keeps import kept_rows
 from planner.search.linear import Floats, Indices, Outcome, Program, Row
 from planner.search.mixtures import best_mixture, grains, mixing_seconds
 from planner.search.paths import Paths, Pool, paths_of
@@ -56,6 +57,8 @@ INWARD = 0.8
 """How far from a solution towards the best point so far paths are sought."""
 MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a program of real variables has; then those that are not tight are left out, but for the newest."""
+FINER = 0.3
+"""Paths that change at more micro-batches raise a bound by this part of what simulation says more, seldom by more of it."""
 KNOWN = 20
 """So many of the known paths that are longer than a solution says are added to its program at once."""
 PATIENCE, PROGRESS = 30, 0.05
@@ -93,7 +96,7 @@ class Counts:
     _seen: int = 0
     _tightened: bool = False
     _covered: bool = False
-    _slowest_told: bool = False
+    _whole_told: bool = False
     tightenings: int = 0
     _tolerated: float = 1.0
     core_s: float = math.inf
@@ -270,7 +273,7 @@ class Counts:
     def mix(self, effort: Effort) -> bool:
         """Add the best mixture of paths, where there is time to find it; whether there was. First of paths that change at
         few micro-batches, of more where those may tell more."""
-        self._tell_slowest()
+        self._tell_whole()
         mixed = False
         for grain in grains(self.shape):
             if (mixed and self._settled(effort.target_s)) or not self._mixed(effort, grain):
@@ -279,8 +282,9 @@ class Counts:
         return mixed
 
     def _settled(self, target_s: float) -> bool:
-        """Whether the last mixture passes the target, or hardly any can: its solution, simulated, is quicker."""
-        return self.mixed_s >= target_s or self.core_s < target_s
+        """Whether the last mixture passes the target, or hardly any can: a finer one gains a part of what its solution takes
+        longer when simulated."""
+        return not 0 < target_s - self.mixed_s <= FINER * (self.core_s - self.mixed_s)
 
     def _mixed(self, effort: Effort, grain: int) -> bool:
         """Add the best mixture of paths that change between ranks at so many micro-batches of a turn; whether it is there."""
@@ -299,11 +303,13 @@ class Counts:
         self._simulate(times, tail_s, self._sends)
         return True
 
-    def _tell_slowest(self) -> None:
-        """Say how slow the slowest stage of a rank is with whole blocks."""
-        if not self._slowest_told and self._most:
-            self._slowest_told = True
+    def _tell_whole(self) -> None:
+        """Say how slow the slowest stage of a rank is with whole blocks, and how many it can keep much of."""
+        if not self._whole_told and self._most:
+            self._whole_told = True
             self._model().add(self._slowest.rows(self._most))
+            if self.held is None:
+                self._model().add(kept_rows(self.layout, self._most))
 
     def _cover(self) -> None:
         """Where whole numbers of blocks are fixed, say what that means for their choices."""
@@ -357,7 +363,7 @@ class Counts:
             for share in self.shares:
                 self.keep(share)
             self._program.add(self.layout.work_rows(self._costs, self._most))
-            self._slowest_told = False
+            self._whole_told = False
         return self.bound < target_s
 
     def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:

@@ -240,6 +240,25 @@ class Layout:
         kept = np.array([self._kept(owned, counts[LIVE]) for counts in instants])
         return members, sizes, shape.capacity_bytes - self._around(owned) - kept
 
+    def room_of(self, run: int, rank: int) -> Floats:
+        """[instants]: bytes for a rank's blocks of a run, beside the least that is held transiently and the least of those
+        blocks of other runs that must lie there."""
+        members, sizes, free = self.memory_of(rank)
+        forced = places_of(self.stream.spans, (self.shape,)).forced[:, rank]
+        room = free - self.least_transients[rank]
+        for other in np.flatnonzero(forced):
+            if other != run:
+                of_run = self.pair_run[self.pair[members]] == other
+                least = [sizes[:, of_run & (self.kind[members] == kind)].min(axis=1) for kind in (0, 1)]
+                room = room - forced[other] * (least[0] + least[1])
+        return np.asarray(room)
+
+    def numbers(self, run: int, rank: int, caps: Indices) -> Indices:
+        """Of how many blocks of a run a rank can have, where ranks have no more than ``caps`` of them."""
+        count, mine = self.stream.runs[run].count, self.members(run, rank)
+        fewest = max(count - int(caps.sum() - caps[rank]), int(self.fewest[mine].sum()), 0)
+        return np.arange(fewest, min(int(caps[rank]), int(self.most[mine].sum())) + 1)
+
     def _around(self, owned: Indices) -> float:
         """A rank's batch and receive buffers, at least."""
         shape, sent = self.shape, self.crossings.sent_bytes

@@ -23,7 +23,6 @@ import numpy as np
 from cost_models.live import BEGUN, LIVE, WAITING
 from cost_models.schedules import KINDS, Steps, all_steps
 from planner.search.linear import Floats, Indices, Row
-from planner.search.places import places_of
 from planner.search.rows import LENGTH, Layout
 from planner.search.shape import Timetable, shape_at
 from planner.search.tables import AT_TIMES, AT_WAIT, INPUT_GRADIENT, PASSES, PERSISTENT, WEIGHT_GRADIENT, Table
@@ -84,14 +83,11 @@ class Slowest:
         """For each run of several blocks and each rank, where it has ``most`` [runs][ranks] blocks of it."""
         layout, rows = self.layout, list[Row]()
         for run, caps in enumerate(most):
-            count = layout.stream.runs[run].count
-            for rank in range(layout.shape.pipeline) if count > 1 and layout.shape.virtual > 1 else ():
-                mine = layout.members(run, rank)
-                fewest = max(count - int(caps.sum() - caps[rank]), int(layout.fewest[mine].sum()), 0)
-                largest = min(int(caps[rank]), int(layout.most[mine].sum()))
-                if largest and fewest <= largest <= MOST_BLOCKS:
-                    seconds = self.seconds(run, rank, largest)
-                    lines = lower_hull(np.arange(fewest, largest + 1), seconds[fewest:])
+            several = layout.stream.runs[run].count > 1 and layout.shape.virtual > 1
+            for rank in range(layout.shape.pipeline) if several else ():
+                numbers = layout.numbers(run, rank, caps)
+                if numbers.size and 0 < numbers[-1] <= MOST_BLOCKS:
+                    lines = lower_hull(numbers, self.seconds(run, rank, int(numbers[-1]))[numbers])
                     rows += [self._row(run, rank, slope, least) for slope, least in lines]
         return rows
 
@@ -133,17 +129,9 @@ class Slowest:
     def _instants(self, run: int, rank: int) -> tuple[Indices, Floats]:
         """Of the instants that are looked at, [instants, 3, virtual stages], and bytes for the run's blocks, [instants]."""
         layout, shape = self.layout, self.layout.shape
-        members, sizes, free = layout.memory_of(rank)
-        forced = places_of(layout.stream.spans, (shape,)).forced[:, rank]
-        room = free - layout.least_transients[rank]
-        for other in np.flatnonzero(forced):
-            if other != run:
-                of_run = layout.pair_run[layout.pair[members]] == other
-                least = [sizes[:, of_run & (layout.kind[members] == kind)].min(axis=1) for kind in (0, 1)]
-                room = room - forced[other] * (least[0] + least[1])
         counts = shape.instants(rank)
         chosen = np.argsort(-counts[:, LIVE].sum(axis=1), kind="stable")[:INSTANTS]
-        return counts[chosen], room[chosen]
+        return counts[chosen], layout.room_of(run, rank)[chosen]
 
     def _front(self, run: int, there: tuple[int, ...], most: int) -> list[tuple[Floats, Floats]]:
         """Of 0 to ``most`` blocks of a run on a stage at an instant: seconds of the backward pass, growing, and bytes that are

@@ -18,6 +18,7 @@ from planner.search.shape import Shape
 from planner.search.slowest import Slowest, between
 from planner.search.tables import INPUT_GRADIENT
 from tests.search import streams
+from tests.search.plans import drawn, needed_bytes
 
 SHAPES: list[tuple[ScheduleName, int, int, int]] = [
     ("interleaved-1f1b", 2, 2, 2), ("interleaved-1f1b", 2, 2, 4), ("interleaved-1f1b", 3, 2, 6), ("interleaved-1f1b", 2, 3, 4),
@@ -25,30 +26,6 @@ SHAPES: list[tuple[ScheduleName, int, int, int]] = [
 ]
 MORE = 3
 """Blocks beyond one for each stage."""
-
-
-def _drawn(layout: Layout, generator: np.random.Generator) -> Floats:
-    """Whole values of a plan: cuts and choices at random."""
-    shape, blocks = layout.shape, layout.stream.blocks
-    cuts = np.sort(generator.choice(np.arange(1, blocks), shape.stages - 1, replace=False))
-    run_of = np.repeat(np.arange(len(layout.stream.runs)), [run.count for run in layout.stream.runs])
-    values = np.zeros(layout.size)
-    for stage, (first, last) in enumerate(itertools.pairwise([0, *cuts.tolist(), blocks])):
-        for run in run_of[first:last]:
-            pair = int(np.flatnonzero((layout.pair_stage == stage) & (layout.pair_run == run))[0])
-            values[layout.n_at[pair]] += 1
-            for kind in (0, 1):
-                values[layout.choice_at[generator.choice(np.flatnonzero((layout.pair == pair) & (layout.kind == kind)))]] += 1
-    return values
-
-
-def _needs(layout: Layout, values: Floats) -> float:
-    """Bytes that the fullest rank needs."""
-    capacity, needs = layout.shape.capacity_bytes, []
-    for rank in range(layout.shape.pipeline):
-        members, sizes, free = layout.memory_of(rank)
-        needs.append((sizes @ values[layout.choice_at[members]] + layout.least_transients[rank] - free).max() + capacity)
-    return float(max(needs))
 
 
 def _timed(layout: Layout, values: Floats) -> Floats:
@@ -71,9 +48,9 @@ def test_no_plan_that_fits_is_excluded(key: tuple[ScheduleName, int, int, int]) 
     met, closest = 0, math.inf
     for seed in range(6):
         generator, loose = np.random.default_rng(seed), _layout(seed, key)
-        plans = [_drawn(loose, generator) for _ in range(300)]
+        plans = [drawn(loose, generator) for _ in range(300)]
         # A third of the plans fit.
-        needs = np.array([_needs(loose, plan) for plan in plans])
+        needs = np.array([needed_bytes(loose, plan) for plan in plans])
         layout = _layout(seed, key, float(np.quantile(needs, 1 / 3)))
         most = [np.full(layout.shape.pipeline, run.count) for run in layout.stream.runs]
         rows = Slowest(layout).rows(most)
@@ -96,7 +73,7 @@ def test_seconds_are_those_of_the_best_choices(key: tuple[ScheduleName, int, int
     for seed in range(8):
         loose = _layout(seed, key)
         stream, shape = loose.stream, loose.shape
-        some = [_needs(loose, _drawn(loose, np.random.default_rng(seed))) for _ in range(20)]
+        some = [needed_bytes(loose, drawn(loose, np.random.default_rng(seed))) for _ in range(20)]
         layout = _layout(seed, key, float(np.median(some)))
         for rank in range(shape.pipeline):
             found = Slowest(layout).seconds(1, rank, 3)
