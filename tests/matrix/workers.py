@@ -172,19 +172,20 @@ class Workers:
     ) -> list[Outcome]:
         assert world <= self.size
         self._start(world)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        for rank, worker in enumerate(self._workers[:world]):
-            environment = {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }
-            worker.pipe.send((environment, directory, script, list(arguments)))
-        outcomes: list[Outcome] = []
-        for worker in self._workers[:world]:
-            broken = any(outcome.gone for outcome in outcomes)
-            outcomes.append(worker.outcome(1 if broken else timeout_s))
+        # The port stays bound until all is over, so that nothing else is given it; who sets this option too may listen there.
+        with socket.socket() as kept:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(("127.0.0.1", 0))
+            for rank, worker in enumerate(self._workers[:world]):
+                environment = {
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.getsockname()[1]),
+                }
+                worker.pipe.send((environment, directory, script, list(arguments)))
+            outcomes: list[Outcome] = []
+            for worker in self._workers[:world]:
+                broken = any(outcome.gone for outcome in outcomes)
+                outcomes.append(worker.outcome(1 if broken else timeout_s))
         if any(outcome.gone for outcome in outcomes):
             self.stop(kill=True)
         return outcomes
