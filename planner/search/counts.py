@@ -80,7 +80,8 @@ class Counts:
     """One candidate's program. ``bound``: of T + R; ``held``: whole numbers that are fixed; ``values``: the last solution,
     ``simulated_s``: its T + R when simulated; ``core_s``: that of the best mixture of solutions since :meth:`forget`;
     ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that. ``_stated``: the rows of
-    known paths that are in the program; ``_tolerated``: see :meth:`sharpen`."""
+    known paths that are in the program; ``_tolerated``: see :meth:`sharpen`; ``_told``: for which numbers of blocks
+    :meth:`_tell_whole` has said its rows."""
 
     ranks: Ranks
     pool: Pool
@@ -96,7 +97,7 @@ class Counts:
     _seen: int = 0
     _tightened: bool = False
     _covered: bool = False
-    _whole_told: bool = False
+    _told: tuple[bytes, ...] = ()
     tightenings: int = 0
     _tolerated: float = 1.0
     core_s: float = math.inf
@@ -304,9 +305,11 @@ class Counts:
         return True
 
     def _tell_whole(self) -> None:
-        """Say how slow the slowest stage of a rank is with whole blocks, and how many it can keep much of."""
-        if not self._whole_told and self._most:
-            self._whole_told = True
+        """Say how slow the slowest stage of a rank is with whole blocks, and how many it can keep much of, where ranks can have
+        other numbers of blocks than when that was said last."""
+        most = tuple(caps.tobytes() for caps in self._most)
+        if most != self._told:
+            self._told = most
             self._model().add(self._slowest.rows(self._most))
             if self.held is None:
                 self._model().add(kept_rows(self.layout, self._most))
@@ -363,7 +366,6 @@ class Counts:
             for share in self.shares:
                 self.keep(share)
             self._program.add(self.layout.work_rows(self._costs, self._most))
-            self._whole_told = False
         return self.bound < target_s
 
     def _longer(self, values: Floats) -> tuple[float, list[CriticalPath]]:

@@ -18,11 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.search.linear import Floats, Indices, Row
-from planner.search.rows import Layout
+from planner.search.rows import MISSED_BYTES, Layout
 from planner.search.tables import AT_TIMES
-
-MISSED_BYTES = 1.0
-"""Sums of bytes are rounded by less."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,9 @@ from functools import cached_property
 import numpy as np
 
 from planner.search.linear import Floats, Indices, Row
-from planner.search.rows import Layout
+from planner.search.rows import MISSED_BYTES, Layout
 from planner.search.tables import AT_TIMES
 from planner.search.works import lower_hull
-
-MISSED_BYTES = 1.0
-"""Sums of bytes are rounded by less."""
 
 
 def kept_rows(layout: Layout, most: Sequence[Indices]) -> list[Row]:
@@ -66,7 +63,7 @@ class _Keeps:
             known = found.get(most.keeping.tobytes())
             if known is None or (most.blocks, most.slope) < (known.blocks, known.slope):
                 found[most.keeping.tobytes()] = most
-        blocks_at, choice_at = self.layout.n_at[self._pairs], self.layout.choice_at[self.layout.memory_of(self.rank)[0]]
+        blocks_at, choice_at = self.layout.n_at[self._pairs], self.layout.choice_at[self._memory[0]]
         rows = list[Row]()
         for most in found.values():
             smaller = most.smaller if most.slope else most.smaller[:0]
@@ -80,10 +77,15 @@ class _Keeps:
     def _pairs(self) -> Indices:
         return self.layout.members(self.run, self.rank)
 
+    @cached_property
+    def _memory(self) -> tuple[Indices, Floats]:
+        """The rank's choices, and the bytes of a block under each of them, [instants, choices]."""
+        return self.layout.memory_of(self.rank)[:2]
+
     def _each(self) -> Iterator[_Most]:
         """Of every instant, level and set of stages."""
         layout, pairs = self.layout, self._pairs
-        members, sizes, _ = layout.memory_of(self.rank)
+        members, sizes = self._memory
         saved, kind = layout.vectors[members, AT_TIMES], layout.kind[members]
         recompute, zero = ([np.flatnonzero((layout.pair[members] == at) & (kind == each)) for at in pairs] for each in (0, 1))
         alone = np.bincount(layout.pair_stage)[layout.pair_stage[pairs]] == 1

@@ -24,6 +24,8 @@ from planner.search.works import lower_hull
 
 LENGTH, TAIL = 0, 1
 """T and R come first among the columns."""
+MISSED_BYTES = 1.0
+"""Sums of bytes are rounded by less."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ import numpy as np
 from cost_models.live import BEGUN, LIVE, WAITING
 from cost_models.schedules import KINDS, Steps, all_steps
 from planner.search.linear import Floats, Indices, Row
-from planner.search.rows import LENGTH, Layout
+from planner.search.rows import LENGTH, MISSED_BYTES, Layout
 from planner.search.shape import Timetable, shape_at
 from planner.search.tables import AT_TIMES, AT_WAIT, INPUT_GRADIENT, PASSES, PERSISTENT, WEIGHT_GRADIENT, Table
 from planner.search.works import lower_hull
@@ -36,8 +36,8 @@ TRIED = 12
 """So many seconds at a time are looked at for each number of blocks."""
 DOES = (("F",), ("I", "B"), ("W", "B"))
 """Kinds of actions that each pass is a part of."""
-MISSED_BYTES, ALIKE = 1.0, 1e-9
-"""Sums of bytes are rounded by less; seconds that differ by less than this part are one."""
+ALIKE = 1e-9
+"""Seconds that differ by less than this part are one."""
 
 
 @dataclass(frozen=True)
