@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Condition, Constraints
-from planner.ir.plan import AXIS_ORDERS, Plan
-from planner.search.candidates import changes_links, divisors, zero_groups
+from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh, Plan
+from planner.search.candidates import axis_orders, divisors, links_of, zero_groups
 
 
 def essence(plan: Plan, cluster: Cluster) -> Hashable:
@@ -17,8 +17,7 @@ def essence(plan: Plan, cluster: Cluster) -> Hashable:
     schedule, mesh = plan.schedule, plan.mesh
     if plan.batch.accumulation == 1 and schedule.name == "gpipe":
         schedule = replace(schedule, name="1f1b")
-    if not changes_links(mesh, cluster):
-        mesh = replace(mesh, order=AXIS_ORDERS[0])
+    mesh = replace(mesh, order=_joined_alike(mesh, cluster)[0])
     shards = any(decision.zero for stage in plan.stages for decision in stage.decisions)
     placed = tuple(sorted((name, placement) for name, placement in plan.placements.items()))
     return mesh, plan.batch, schedule, plan.zero_group if shards else 0, plan.stages, placed
@@ -29,25 +28,37 @@ def passed_over(plan: Plan, cluster: Cluster, constraints: Constraints) -> tuple
     they mean the same when they are read again from a file.
 
     What all of its plans share with what only looks different is not named: the schedule where there is no pipeline, the
-    order of axes where it changes no link, the ZeRO group where there is but one or nothing is sharded. Where a group is named
-    constraints speak of groups, and other groups of the mesh become candidates, with every stage (docs/job.md): these are
-    forbidden by themselves.
+    order of axes where the mesh has but one, the ZeRO group where there is but one or nothing is sharded. Where a group or an
+    order is named constraints speak of it, and others of the mesh become candidates (docs/job.md): these are forbidden by
+    themselves.
     """
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
-    of_mesh = [Condition(name, "=", (getattr(mesh, name),)) for name in ("pipeline", "data", "tensor")]
-    if changes_links(mesh, cluster):
-        of_mesh.append(Condition("axis_order", "=", (mesh.order,)))
+    of_degrees = [Condition(name, "=", (getattr(mesh, name),)) for name in ("pipeline", "data", "tensor")]
+    orders, of_mesh, apart = axis_orders(cluster, constraints, mesh), of_degrees, list[Combination]()
+    if len(orders) > 1:
+        same = _joined_alike(mesh, cluster)
+        of_mesh = [*of_degrees, Condition("axis_order", "in" if len(same) > 1 else "=", same)]
+        left = {alike for order in orders for alike in _joined_alike(replace(mesh, order=order), cluster)}
+        others = tuple(order for order in AXIS_ORDERS if order not in left)
+        if others and not constraints.speak_of("axis_order", mesh.degrees):
+            apart.append(Combination((*of_degrees, Condition("axis_order", "in", others))))
     named = [*of_mesh, Condition("microbatch", "=", (batch.micro,)), Condition("virtual", "=", (schedule.virtual,))]
     if mesh.pipeline > 1:
         named.append(Condition("schedule", "=", (schedule.name,)))
     often, once = zero_groups(cluster, constraints, mesh)
     groups = [*(group for part in often for group in part), *once]
     if len(groups) == 1 or constraints.pinned("zero") == 0:
-        return (Combination(tuple(named)),)
+        return (Combination(tuple(named)), *apart)
     named.append(Condition("zero_group", "=", (plan.zero_group,)))
     opened = tuple(group for group in divisors(mesh.data) if group not in groups and constraints.admits("zero_group", group))
     beside = [(opened, ()), (once, (Condition("zero", ">=", (2,)),))]
     return (
-        Combination(tuple(named)),
+        Combination(tuple(named)), *apart,
         *(Combination((*of_mesh, Condition("zero_group", "in", some), *layers)) for some, layers in beside if some),
     )
+
+
+def _joined_alike(mesh: Mesh, cluster: Cluster) -> tuple[AxisOrder, ...]:
+    """The orders of the axes with the links of a mesh."""
+    links = links_of(mesh, cluster)
+    return tuple(order for order in AXIS_ORDERS if links_of(replace(mesh, order=order), cluster) == links)

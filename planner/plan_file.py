@@ -242,7 +242,7 @@ def load(text: str, where: str, graph: ModelGraph, cluster: Cluster) -> tuple[Pl
     _check_numbers(file, mesh, batch, where, cluster)
     schedule = Schedule(file.schedule.name, file.schedule.virtual)
     stages = _stages(file, where, graph)
-    placements = _placements(file, where, graph, cluster)
+    placements = _placements(file, where, graph, cluster, mesh)
     plan = Plan(
         file.model.name, file.model.fingerprint, file.cluster.name, file.cluster.fingerprint, file.precision, file.sequence,
         mesh, batch, schedule, file.zero_group, stages, placements, file.engine,
@@ -370,12 +370,12 @@ def _ungrouped(value: int | str | list[str], known: Sequence[str], count: int, f
     return result
 
 
-def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster) -> dict[str, BodyPlacement]:
+def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster, mesh: Mesh) -> dict[str, BodyPlacement]:
     names = [body.name for body in graph.bodies]
     if set(file.placements) != set(names):
         wrong = ", ".join(sorted(set(file.placements) ^ set(names)))
         raise PlanFileError(f"{where}: placements", f"{wrong} is missing or unknown", f"one for each of {', '.join(names)}")
-    pricing = Pricing(cluster, file.mesh.tensor, file.placed_for)
+    pricing = Pricing(cluster, mesh.tensor, file.placed_for, mesh.tensor_stride)
     result = {}
     for body in graph.bodies:
         part, field = file.placements[body.name], f"{where}: placements.{body.name}"
@@ -392,7 +392,8 @@ def placed_for(plan: Plan, graph: ModelGraph, cluster: Cluster) -> int:
     """Samples of a call for which the plan's placements are the cheapest between their boundaries and parameters: the
     search places for a few small calls and prices the result for all. The plan's own micro-batch where none is found."""
     sizes = (plan.batch.micro, *(size for size in SMALL_CALLS if size != plan.batch.micro))
-    return next((size for size in sizes if _places(plan, graph, Pricing(cluster, plan.mesh.tensor, size))), sizes[0])
+    tensor, stride = plan.mesh.tensor_axis
+    return next((size for size in sizes if _places(plan, graph, Pricing(cluster, tensor, size, stride))), sizes[0])
 
 
 def _places(plan: Plan, graph: ModelGraph, pricing: Pricing) -> bool:

@@ -88,7 +88,7 @@ def _headline(bundle: Bundle) -> Table:
     virtual = f", {schedule.virtual} virtual stages a rank" if schedule.virtual > 1 else ""
     sharded = f", ZeRO groups of {plan.zero_group}" if plan.zero_group < mesh.data else ""
     of_tokens = f" of {counted(plan.sequence, 'token')}" if plan.sequence else ""
-    order = ", ranks in the order data, pipeline, tensor" if mesh.order != AXIS_ORDERS[0] else ""
+    order = f", ranks in the order {mesh.order.replace('-', ', ')}" if mesh.order != AXIS_ORDERS[0] else ""
     rows = {
         "model": f"{plan.model}, {bundle.graph.parameter_count:,} parameters, {plan.precision}",
         "cluster": f"{plan.cluster}, {counted(mesh.devices, 'device')}",

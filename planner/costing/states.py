@@ -136,7 +136,7 @@ class State:
         size_bytes, degree = self.partial_elements * MASTER_BYTES[self.precision], self.mesh.tensor
         if degree == 1 or not size_bytes:
             return 0.0
-        span = span_of(self.cluster, degree, 1)
+        span = span_of(self.cluster, degree, self.mesh.tensor_stride)
         return collective_s("all_reduce", span, size_bytes) - collective_s("all_reduce", span, 0)
 
     def _transient_bytes(self, zero: int) -> int:

@@ -10,11 +10,7 @@ from cost_models.collectives import collective_s, point_to_point_s
 from cost_models.pipeline import StageTimes
 from cost_models.spans import span_of
 from hardware_profiles import Cluster
-from planner.ir.plan import (
-    AXIS_ORDERS,
-    Mesh,
-    Plan,
-)
+from planner.ir.plan import Mesh, Plan
 
 
 def sums_seconds(cluster: Cluster, mesh: Mesh) -> float:
@@ -33,25 +29,21 @@ def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float, whole_bytes: i
         return 0.0
     gather_s = 0.0
     if whole_bytes is not None and size_bytes > (part := -(-whole_bytes // mesh.tensor)):
-        gather_s = collective_s("all_gather", span_of(cluster, mesh.tensor, 1), part)
+        gather_s = collective_s("all_gather", span_of(cluster, mesh.tensor, mesh.tensor_stride), part)
         size_bytes = part
-    pairs = product(range(mesh.pipeline - 1), *_unlike(cluster, mesh))
+    pairs = product(range(mesh.pipeline - 1), *(_unlike(cluster, mesh, *axis) for axis in (
+        (mesh.data, mesh.data_stride), (mesh.tensor, mesh.tensor_stride),
+    )))
     return gather_s + max(point_to_point_s(cluster, stride, size_bytes, mesh.rank(*pair)) for pair in pairs)
 
 
-def _unlike(cluster: Cluster, mesh: Mesh) -> tuple[range, range]:
-    """Data ranks and tensor ranks whose pipelines may lie over other links: those until all repeats."""
-    sizes = [level.size for level in cluster.levels[:-1]]
-    tensor = range(1 if _fill(sizes, mesh.tensor) else mesh.tensor)
-    if mesh.order == AXIS_ORDERS[0] and _fill(sizes, mesh.pipeline_stride):
-        return range(1), tensor
+def _unlike(cluster: Cluster, mesh: Mesh, degree: int, stride: int) -> range:
+    """Ranks of an axis, so far apart, whose pipelines may lie over other links: those until all repeats."""
+    sizes, apart = [level.size for level in cluster.levels[:-1]], mesh.pipeline_stride
+    if stride < apart and all(size % apart == 0 or apart % size == 0 for size in sizes):
+        return range(1)  # All ranks between two of a pipeline are in one domain, or all in others than the next so many.
     inner = math.lcm(*sizes)
-    return range(min(mesh.data, inner // math.gcd(inner, mesh.data_stride))), tensor
-
-
-def _fill(sizes: Sequence[int], ranks: int) -> bool:
-    """Whether so many neighbouring ranks fill domains of these sizes, or each of these is filled by such."""
-    return all(size % ranks == 0 or ranks % size == 0 for size in sizes)
+    return range(min(degree, inner // math.gcd(inner, stride)))
 
 
 def blocked_times(plan: Plan, times: Sequence[StageTimes], blocking_s: Sequence[float]) -> tuple[StageTimes, ...]:

@@ -14,9 +14,23 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bu
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")
 SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("interleaved-zero-bubble", "zbv")
 """Schedules that part the backward pass into input and weight gradients; they exclude ZeRO-3 and recomputation."""
-AxisOrder = Literal["pipeline-data-tensor", "data-pipeline-tensor"]
-AXIS_ORDERS: tuple[AxisOrder, ...] = ("pipeline-data-tensor", "data-pipeline-tensor")
-"""How ranks are numbered over the axes, slowest to fastest: whose neighbours are nearest, behind those of the tensor axis."""
+AxisOrder = Literal[
+    "pipeline-data-tensor", "data-pipeline-tensor", "pipeline-tensor-data", "tensor-pipeline-data", "data-tensor-pipeline",
+    "tensor-data-pipeline",
+]
+AXIS_ORDERS: tuple[AxisOrder, ...] = (
+    "pipeline-data-tensor", "data-pipeline-tensor", "pipeline-tensor-data", "tensor-pipeline-data", "data-tensor-pipeline",
+    "tensor-data-pipeline",
+)
+"""How ranks are numbered over the axes, slowest to fastest: the last one's neighbours are nearest. The usual order first, then
+the other one in which these are tensor ranks."""
+_NEARER = {
+    (order, axis): order.partition(axis)[2].strip("-").split("-") if not order.endswith(axis) else []
+    for order in AXIS_ORDERS for axis in ("pipeline", "data", "tensor")
+}
+"""Axes whose neighbours are nearer than those of one."""
+TensorAxis = tuple[int, int]
+"""A tensor degree, and the ranks between neighbours of that axis."""
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 """What each computes in, by torch's names."""
@@ -25,7 +39,7 @@ DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Degrees of the axes. Devices = pipeline x data x context x tensor; expert divides data x context. ``order``: of the ranks
-    over the topology; the context axis lies between the data axis and the tensor axis, which is the nearest."""
+    over the topology; the context axis lies right behind the tensor axis, wherever that is."""
 
     pipeline: int = 1
     data: int = 1
@@ -46,20 +60,39 @@ class Mesh:
     @property
     def data_stride(self) -> int:
         """Ranks between neighbours of the data axis."""
-        return self.context * self.tensor * (self.pipeline if self.order == "data-pipeline-tensor" else 1)
+        return self._stride("data")
 
     @property
     def pipeline_stride(self) -> int:
         """Ranks between neighbours of the pipeline axis."""
-        return self.context * self.tensor * (1 if self.order == "data-pipeline-tensor" else self.data)
+        return self._stride("pipeline")
+
+    @property
+    def tensor_stride(self) -> int:
+        """Ranks between neighbours of the tensor axis."""
+        return self._stride("tensor")
+
+    @property
+    def tensor_axis(self) -> TensorAxis:
+        """Degree and stride of the tensor axis."""
+        return self.tensor, self._stride("tensor")
+
+    def _stride(self, axis: str) -> int:
+        stride = 1
+        for nearer in _NEARER[self.order, axis]:
+            stride *= self.context * self.tensor if nearer == "tensor" else getattr(self, nearer)
+        return stride
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """A rank's coordinates on the pipeline, data and tensor axes."""
-        return rank // self.pipeline_stride % self.pipeline, rank // self.data_stride % self.data, rank % self.tensor
+        return (
+            rank // self.pipeline_stride % self.pipeline, rank // self.data_stride % self.data,
+            rank // self.tensor_stride % self.tensor,
+        )
 
     def rank(self, pipeline: int, data: int, tensor: int) -> int:
         """The rank at these coordinates."""
-        return pipeline * self.pipeline_stride + data * self.data_stride + tensor
+        return pipeline * self.pipeline_stride + data * self.data_stride + tensor * self.tensor_stride
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.pipeline import actions_of, is_long
@@ -17,15 +17,19 @@ from planner.evaluate import send_seconds
 from planner.ir.counting import counted
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName
+from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, AxisOrder, Mesh, ScheduleName, TensorAxis
 from planner.search.allowed import ONCE, Allowed, alternatives
 from planner.search.request import Request
 from planner.search.shape import Shape
 
+USUAL_ORDERS: tuple[AxisOrder, ...] = ("pipeline-data-tensor", "data-pipeline-tensor")
+"""In which tensor ranks are nearest each other."""
+MUCH = 2**20
+"""Bytes that are mostly rate, not latency."""
 ALIKE = 0.9
 """Groups of ranks are alike that get so much of what the largest of them gets, of what is sharded over each."""
-Group = tuple[int, int, int, int, int, bool]
-"""What decides the prices of blocks: (data, its stride, tensor, micro-batch, ZeRO group, whether there is a pipeline)."""
+Group = tuple[int, int, TensorAxis, int, int, bool]
+"""What decides the prices of blocks: (data, its stride, tensor axis, micro-batch, ZeRO group, whether there is a pipeline)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Candidate:
     @property
     def group(self) -> Group:
         mesh = self.mesh
-        return mesh.data, mesh.data_stride, mesh.tensor, self.micro, self.zero_group, mesh.pipeline > 1
+        return mesh.data, mesh.data_stride, mesh.tensor_axis, self.micro, self.zero_group, mesh.pipeline > 1
 
     @property
     def decided(self) -> dict[str, Value]:
@@ -156,26 +160,40 @@ def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> It
         for tensor in divisors(cluster.devices // pipeline):
             data = cluster.devices // pipeline // tensor
             if constraints.admits("tensor", tensor) and constraints.admits("data", data):
-                meshes = [Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order) for order in AXIS_ORDERS]
-                yield from (mesh for mesh in meshes if _ordered(mesh, cluster, constraints))
+                mesh = Mesh(pipeline=pipeline, data=data, tensor=tensor)
+                yield from (replace(mesh, order=order) for order in axis_orders(cluster, constraints, mesh))
 
 
-def _ordered(mesh: Mesh, cluster: Cluster, constraints: Constraints) -> bool:
-    """Whether the order of a mesh is a candidate: the usual one is; another where all its pipelines lie alike over the topology
-    and it changes a link, or a constraint speaks of it."""
-    if mesh.order == AXIS_ORDERS[0] or not constraints.admits("axis_order", mesh.order):
-        return constraints.admits("axis_order", mesh.order)
-    near = mesh.pipeline * mesh.tensor
-    if any(level.size % near and near % level.size for level in cluster.levels):
-        return False
-    return changes_links(mesh, cluster) or constraints.speak_of("axis_order", mesh.degrees)
+def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[AxisOrder, ...]:
+    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first. Tensor ranks are
+    nearest each other, and all pipelines lie alike over the topology, unless constraints speak of orders."""
+    asked = constraints.speak_of("axis_order", mesh.degrees)
+    admitted = [
+        order for order in (AXIS_ORDERS if asked else USUAL_ORDERS) if constraints.admits("axis_order", order)
+        and (asked or order == USUAL_ORDERS[0] or _alike(replace(mesh, order=order), cluster))
+    ]
+    if len(admitted) < 2:
+        return tuple(admitted)
+    named = [each for combination in constraints.forbidden for each in combination.conditions if each.name == "axis_order"]
+    found: dict[Hashable, AxisOrder] = {}
+    for order in admitted:
+        links = links_of(replace(mesh, order=order), cluster)
+        found.setdefault((links, *(condition.admits(order) for condition in named)), order)
+    return tuple(found.values())
 
 
-def changes_links(mesh: Mesh, cluster: Cluster) -> bool:
-    """Whether data ranks or pipelines have other links in one order of a mesh than in another."""
-    ordered = [replace(mesh, order=order) for order in AXIS_ORDERS]
-    links = {(span_of(cluster, each.data, each.data_stride), send_seconds(cluster, each, 1)) for each in ordered}
-    return len(links) > 1
+def _alike(mesh: Mesh, cluster: Cluster) -> bool:
+    """Whether all pipelines lie alike over the topology."""
+    ranks = mesh.pipeline * mesh.pipeline_stride
+    return all(level.size % ranks == 0 or ranks % level.size == 0 for level in cluster.levels)
+
+
+def links_of(mesh: Mesh, cluster: Cluster) -> Hashable:
+    """How tensor ranks, data ranks and pipelines are joined, as far as the order of the axes decides it."""
+    return (
+        span_of(cluster, *mesh.tensor_axis), span_of(cluster, mesh.data, mesh.data_stride), send_seconds(cluster, mesh, 1),
+        send_seconds(cluster, mesh, MUCH),
+    )
 
 
 def _scheduled(

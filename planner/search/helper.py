@@ -23,16 +23,16 @@ from typing import Any, BinaryIO
 from cost_models.pipeline import CriticalPath
 from hardware_profiles import Cluster
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import Plan, Prediction
+from planner.ir.plan import Plan, Prediction, TensorAxis
 from planner.search.best import Best
 from planner.search.branches import Branches, Opened
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.chain import Name
-from planner.search.degrees import Degree, Degrees
 from planner.search.families import Scope
 from planner.search.nodes import Attempt, Kin, Sketch
 from planner.search.prices import Prices
 from planner.search.request import Look, Request
+from planner.search.tensor_axes import KnownAxis, TensorAxes
 from planner.workers import start_process
 
 WORTH_AGAIN = 2
@@ -105,7 +105,7 @@ class Answer:
 @dataclass(frozen=True)
 class Space:
     """What a search is about whose candidates are to be placed and bounded, before it begins: until there is another order,
-    degree by degree, the widest first."""
+    tensor axis by tensor axis, the widest first."""
 
     graph: ModelGraph
     cluster: Cluster
@@ -114,9 +114,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Taken:
-    """A tensor degree that is placed and bounded elsewhere."""
+    """A tensor axis that is placed and bounded elsewhere."""
 
-    tensor: int
+    axis: TensorAxis
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Helper:
         self._process = start_process("planner.search.helper", "serve", heard=False)
         self.away: dict[int, Kin | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Answer | Degree | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | KnownAxis | None] = queue.SimpleQueue()
         self._sent, self._step_s = 0, math.inf
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
@@ -153,17 +153,17 @@ class Helper:
         """Have candidates placed and bounded, until :meth:`begin`."""
         self._orders.put(pickle.dumps(space))
 
-    def take(self, tensor: int) -> None:
-        """Say which tensor degree is done here."""
-        self._orders.put(pickle.dumps(Taken(tensor)))
+    def take(self, axis: TensorAxis) -> None:
+        """Say which tensor axis is done here."""
+        self._orders.put(pickle.dumps(Taken(axis)))
 
-    def bounded(self, *, wait: bool) -> Degree | None:
-        """The degree that was done next, which is waited for or not; None where nothing is known, or the process has ended."""
+    def bounded(self, *, wait: bool) -> KnownAxis | None:
+        """What was done next, which is waited for or not; None where nothing is known, or the process has ended."""
         try:
             found = self._answers.get() if wait else self._answers.get_nowait()
         except queue.Empty:
             return None
-        if not isinstance(found, Degree):
+        if not isinstance(found, KnownAxis):
             self._answers.put(found)  # It has ended: whoever asks next is told.
             return None
         return found
@@ -218,7 +218,7 @@ class Helper:
         ProcessLookupError where the process has ended."""
         try:
             found = self._answers.get(timeout=wait_s) if wait_s > 0 else self._answers.get_nowait()
-            while isinstance(found, Degree):  # too late
+            while isinstance(found, KnownAxis):  # too late
                 found = self._answers.get_nowait()
         except queue.Empty:
             return None
@@ -287,23 +287,23 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
 
-    def tell(answer: Answer | Degree) -> None:
+    def tell(answer: Answer | KnownAxis) -> None:
         pickle.dump(answer, sink)
         sink.flush()
 
-    degrees, left = None, list[int]()
+    axes, left = None, list[TensorAxis]()
     while True:
-        while degrees is not None and left and orders.empty():
-            tell(degrees.find(left.pop()))
+        while axes is not None and left and orders.empty():
+            tell(axes.find(left.pop()))
         order = orders.get()
         if isinstance(order, Space):
             candidates = enumerate_candidates(order.graph, order.cluster, order.request)
-            degrees = Degrees(Prices(order.graph, order.cluster, order.request, candidates), candidates)
-            left = degrees.tensors
+            axes = TensorAxes(Prices(order.graph, order.cluster, order.request, candidates), candidates)
+            left = axes.each
         elif isinstance(order, Taken):
-            left = [tensor for tensor in left if tensor != order.tensor]
+            left = [axis for axis in left if axis != order.axis]
         elif isinstance(order, Begin):
-            return _look(order if degrees is None else order.beside(degrees.prices), orders, tell)
+            return _look(order if axes is None else order.beside(axes.prices), orders, tell)
         else:
             return
 

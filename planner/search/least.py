@@ -171,7 +171,7 @@ class LeastMemory:
         shrinks with it (sizes are affine in it, and a tensor degree has the same placements for all)."""
         mesh = candidate.mesh
         return (
-            mesh.data, mesh.tensor, mesh.data_stride, candidate.groups, mesh.pipeline > 1, candidate.accumulation > 1,
+            mesh.data, mesh.data_stride, mesh.tensor_axis, candidate.groups, mesh.pipeline > 1, candidate.accumulation > 1,
             self._spaces(candidate.first),
         )
 

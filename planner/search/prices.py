@@ -1,11 +1,10 @@
 """What candidates cost, found out as late and as seldom as possible.
 
-Placements are solved at two reference micro-batches of each tensor degree and priced at all others. The prices of blocks
-depend on (tensor, micro-batch) only, those of parameters on (data, tensor, ZeRO group) and on whether there are a
-pipeline and several micro-batches. Before a candidate's blocks are
-priced, :meth:`Prices.bound` prices them per sample of a huge micro-batch: what a kernel or a collective takes for one
-sample never grows with the micro-batch, because latencies and starts are shared, larger kernels are more efficient and
-the last, partly filled tile weighs less.
+Placements are solved at two reference micro-batches of each tensor axis (a degree and its links) and priced at all others.
+The prices of blocks depend on (tensor axis, micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on
+whether there are a pipeline and several micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` prices
+them per sample of a huge micro-batch: what a kernel or a collective takes for one sample never grows with the micro-batch,
+because latencies and starts are shared, larger kernels are more efficient and the last, partly filled tile weighs less.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
-from planner.ir.plan import ScheduleName
+from planner.ir.plan import ScheduleName, TensorAxis
 from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
@@ -40,14 +39,14 @@ HUGE_MICROBATCH = 4096
 """A power of two, so that it fills the tiles of every product."""
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
-_SENT = ("graph", "cluster", "request", "_known", "_micros", "_usual", "_counts", "_placed")
+_SENT = ("graph", "cluster", "request", "_known", "_axes", "_micros", "_usual", "_counts", "_placed")
 """What other processes are told of prices."""
 Placements = Mapping[str, BodyPlacement]
-StateKey = tuple[int, int, int, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
-"""What decides the prices of parameters: (data, tensor, its stride, ZeRO groups, whether there is a pipeline, and several
+StateKey = tuple[int, int, TensorAxis, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
+"""What decides the prices of parameters: (data, its stride, tensor axis, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
-Unit = tuple[int, int]
-"""A tensor degree and a reference micro-batch."""
+Unit = tuple[TensorAxis, int]
+"""A tensor axis and a reference micro-batch."""
 
 
 def _again(state: Mapping[str, Any]) -> Prices:
@@ -78,8 +77,8 @@ class _Held:
 
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
     """The placements of a graph over a tensor axis that are best at one micro-batch."""
-    tensor, micro = unit
-    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro), rules=rules)
+    (tensor, stride), micro = unit
+    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro, stride), rules=rules)
     return tuple(option.placements for option in options)
 
 
@@ -102,9 +101,10 @@ class Prices:
         *, known: Prices | None = None,
     ) -> None:
         self.graph, self.cluster, self.request, self._known = as_run(graph, cluster.chip), cluster, request, known
-        micros: dict[int, set[int]] = defaultdict(set)
+        micros: dict[TensorAxis, set[int]] = defaultdict(set)
+        self._axes: dict[TensorAxis, TensorAxis] = {}
         for candidate in candidates:
-            micros[candidate.mesh.tensor].add(candidate.micro)
+            micros[self.axis(candidate)].add(candidate.micro)
         self._micros = micros
         self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
@@ -114,12 +114,12 @@ class Prices:
     def _begin(self) -> None:
         """Nothing is known but placements."""
         self._rules = remembered(strategy_table)
-        self._options: dict[int, tuple[Placements, ...]] = {}
-        self._graphs: dict[int, PlacedGraph] = {}
-        self._first: dict[tuple[int, int, bool, bool], CostedGraph] = {}
+        self._options: dict[TensorAxis, tuple[Placements, ...]] = {}
+        self._graphs: dict[TensorAxis, PlacedGraph] = {}
+        self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
-        self._samples: dict[tuple[int, tuple[str, ...]], dict[str, _Sample]] = {}
-        self._huge: dict[int, tuple[LeastCosts, ...]] = {}
+        self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, _Sample]] = {}
+        self._huge: dict[TensorAxis, tuple[LeastCosts, ...]] = {}
         self._unbeaten: dict[tuple[StateKey, tuple[int, ...]], Candidate] = {}
         self._least_held: dict[object, dict[str, _Held]] = {}
         self._least: dict[object, list[Least]] = {}
@@ -137,16 +137,16 @@ class Prices:
         return self._costed[candidate.group]
 
     def _price(self, candidate: Candidate) -> CostedGraph | None:
-        options = self.options(candidate.mesh.tensor)
-        if not options:
+        axis = self.axis(candidate)
+        if not self.options(axis):
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
         # Gradients of shared parameters wait for each other where no pipeline parts their blocks.
         beside = bool(self.graph.tied) and candidate.mesh.pipeline == 1
-        key = (candidate.mesh.tensor, candidate.micro, candidate.zero_group == 1, beside)
-        first = self._home(candidate.mesh.tensor)._first
+        key = (axis, candidate.micro, candidate.zero_group == 1, beside)
+        first = self._home(axis)._first
         if key not in first:
-            counted = self._placed_graph(candidate.mesh.tensor).measure(candidate.micro)
+            counted = self._placed_graph(axis).measure(candidate.micro)
             # States are those of the candidate's own data axis.
             first[key] = price_graph(
                 counted, self.cluster, mesh=candidate.mesh, precision=self.request.precision, zero_group=candidate.zero_group,
@@ -154,52 +154,63 @@ class Prices:
             )
         return replace(first[key], states=self.states(candidate))
 
-    def _home(self, tensor: int) -> Prices:
-        """The prices that placements and blocks of a tensor degree are kept with: ``known``, where they are the same there."""
+    def axis(self, candidate: Candidate) -> TensorAxis:
+        """Of a candidate: of those with the same links the first one."""
+        axis = candidate.mesh.tensor_axis
+        if axis[1] == 1:
+            return axis
+        if axis not in self._axes:
+            alike = (other for other in ((axis[0], 1), *self._axes) if other[0] == axis[0])
+            span = span_of(self.cluster, *axis)
+            self._axes[axis] = next((other for other in alike if span_of(self.cluster, *other) == span), axis)
+        return self._axes[axis]
+
+    def _home(self, axis: TensorAxis) -> Prices:
+        """The prices that placements and blocks over a tensor axis are kept with: ``known``, where they are the same there."""
         known = self._known
         if known is None or known.graph is not self.graph or known.request.precision != self.request.precision:
             return self
         if replace(known.cluster.chip, memory_bytes=self.cluster.chip.memory_bytes) != self.cluster.chip:
             return self
-        if tensor not in known._micros or known._references(tensor) != self._references(tensor):
+        if axis not in known._micros or known._references(axis) != self._references(axis):
             return self
-        if span_of(known.cluster, tensor, 1) != span_of(self.cluster, tensor, 1):
+        if span_of(known.cluster, *axis) != span_of(self.cluster, *axis):
             return self
-        return known._home(tensor)
+        return known._home(axis)
 
-    def _references(self, tensor: int) -> tuple[int, ...]:
+    def _references(self, axis: TensorAxis) -> tuple[int, ...]:
         """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave."""
         found = set[int]()
-        for micros in (self._usual.get(tensor, set()), self._micros[tensor]):
+        for micros in (self._usual.get(axis[0], set()), self._micros[axis]):
             smallest = min(micros, default=0)
             found.update({smallest, max(micro for micro in micros if micro <= REFERENCE_STEP * smallest)} if micros else ())
         return tuple(sorted(found))
 
-    def options(self, tensor: int) -> tuple[Placements, ...]:
-        """The distinct placements of a tensor degree."""
-        home = self._home(tensor)
+    def options(self, axis: TensorAxis) -> tuple[Placements, ...]:
+        """The distinct placements over a tensor axis."""
+        home = self._home(axis)
         if home is not self:
-            return home.options(tensor)
-        if tensor not in self._options:
+            return home.options(axis)
+        if axis not in self._options:
             found: list[Placements] = []
-            for micro in self._references(tensor):
-                found += [placements for placements in self.placed((tensor, micro)) if placements not in found]
-            self._options[tensor] = tuple(found)
-        return self._options[tensor]
+            for micro in self._references(axis):
+                found += [placements for placements in self.placed((axis, micro)) if placements not in found]
+            self._options[axis] = tuple(found)
+        return self._options[axis]
 
-    def _placed_graph(self, tensor: int) -> PlacedGraph:
+    def _placed_graph(self, axis: TensorAxis) -> PlacedGraph:
         """The graph under those, where it is measured at every micro-batch."""
-        home = self._home(tensor)
-        if tensor not in home._graphs:
-            home._graphs[tensor] = PlacedGraph(self.graph, tensor, home.options(tensor))
-        return home._graphs[tensor]
+        home = self._home(axis)
+        if axis not in home._graphs:
+            home._graphs[axis] = PlacedGraph(self.graph, axis[0], home.options(axis))
+        return home._graphs[axis]
 
-    def units(self, tensor: int) -> list[Unit]:
-        """What is placed for a tensor degree, as far as that takes time."""
-        return [(tensor, micro) for micro in self._references(tensor)] if tensor > 1 and self._home(tensor) is self else []
+    def units(self, axis: TensorAxis) -> list[Unit]:
+        """What is placed over a tensor axis, as far as that takes time."""
+        return [(axis, micro) for micro in self._references(axis)] if axis[0] > 1 and self._home(axis) is self else []
 
     def placed(self, unit: Unit) -> tuple[Placements, ...]:
-        """The placements of a tensor degree that are best at one micro-batch."""
+        """The placements over a tensor axis that are best at one micro-batch."""
         if unit not in self._placed:
             self._placed[unit] = placements_of(self.graph, self.cluster, unit, self._rules)
         return self._placed[unit]
@@ -214,26 +225,26 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
-        states, key = self._states_beside(candidate.mesh.tensor), self._state_key(candidate)
+        states, key = self._states_beside(self.axis(candidate)), self._state_key(candidate)
         if key not in states:
             (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
 
-    def _states_beside(self, tensor: int) -> dict[StateKey, tuple[StateCosts, ...]]:
-        """Where what parameters cost beside a tensor degree is kept."""
-        home = self._home(tensor)
+    def _states_beside(self, axis: TensorAxis) -> dict[StateKey, tuple[StateCosts, ...]]:
+        """Where what parameters cost beside a tensor axis is kept."""
+        home = self._home(axis)
         return home._states if home.cluster.levels == self.cluster.levels else self._states
 
     def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
         """In each ZeRO group of a candidate."""
         return states_by_group(
-            self.graph, self.options(candidate.mesh.tensor), self.cluster, candidate.mesh, self.request.precision,
+            self.graph, self.options(self.axis(candidate)), self.cluster, candidate.mesh, self.request.precision,
             candidate.groups, candidate.accumulation, stages,
         )
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups that a larger one beats."""
-        if len(candidate.groups) == 1 or not self.options(candidate.mesh.tensor):
+        if len(candidate.groups) == 1 or not self.options(self.axis(candidate)):
             return candidate
         stages = self._allowed_to(candidate).zero
         key = self._state_key(candidate), stages
@@ -255,7 +266,7 @@ class Prices:
 
     def _price_groups(self, candidate: Candidate) -> None:
         """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
-        known, copies = self._states_beside(candidate.mesh.tensor), self.states(candidate.first)
+        known, copies = self._states_beside(self.axis(candidate)), self.states(candidate.first)
         alone = [each for each in candidate.each if self._state_key(each) not in known]
         for stages in (ONCE, ZERO_STAGES):
             some = [each for each in alone if (stages is ONCE) == bool(each.once_groups)]
@@ -264,14 +275,13 @@ class Prices:
                 for each, options in zip(some, self._states_of(every, stages[1:]), strict=True):
                     known[self._state_key(each)] = with_copies(options, copies)
 
-    @staticmethod
-    def _state_key(candidate: Candidate) -> StateKey:
+    def _state_key(self, candidate: Candidate) -> StateKey:
         mesh, groups = candidate.mesh, (candidate.zero_groups, candidate.once_groups)
-        return mesh.data, mesh.tensor, mesh.data_stride, groups, mesh.pipeline > 1, candidate.accumulation > 1
+        return mesh.data, mesh.data_stride, self.axis(candidate), groups, mesh.pipeline > 1, candidate.accumulation > 1
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
-        if not self.options(candidate.mesh.tensor):
+        if not self.options(self.axis(candidate)):
             return float("inf")
         allowed = self._allowed_to(candidate)
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
@@ -283,7 +293,7 @@ class Prices:
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
         """``allowed``: to the first of its ZeRO groups; ``together``: gradients are there beside live micro-batches."""
-        samples = self._least_samples(candidate.mesh.tensor, allowed.recompute)
+        samples = self._least_samples(self.axis(candidate), allowed.recompute)
         held, blocks = self._least_states(candidate, allowed.zero, together), []
         for name, count in self._counts.items():
             sample, state = samples[name], held[name]
@@ -305,19 +315,17 @@ class Prices:
             }
         return self._least_held[key]
 
-    def _least_samples(self, tensor: int, levels: tuple[str, ...]) -> dict[str, _Sample]:
-        home = self._home(tensor)
+    def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, _Sample]:
+        home = self._home(axis)
         if home is not self:
-            return home._least_samples(tensor, levels)
-        if tensor not in self._huge:
-            self._huge[tensor] = least_costs(
-                self._placed_graph(tensor), Pricing(self.cluster, tensor, HUGE_MICROBATCH)
-            )
-        if (tensor, levels) not in self._samples:
-            self._samples[tensor, levels] = {
-                name: _least_sample(name, self._huge[tensor], levels) for name in self._counts
-            }
-        return self._samples[tensor, levels]
+            return home._least_samples(axis, levels)
+        if axis not in self._huge:
+            tensor, stride = axis
+            pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, stride)
+            self._huge[axis] = least_costs(self._placed_graph(axis), pricing)
+        if (axis, levels) not in self._samples:
+            self._samples[axis, levels] = {name: _least_sample(name, self._huge[axis], levels) for name in self._counts}
+        return self._samples[axis, levels]
 
 
 def _least_sample(name: str, options: tuple[LeastCosts, ...], levels: tuple[str, ...]) -> _Sample:

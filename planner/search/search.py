@@ -21,7 +21,6 @@ from planner.search.best import Best
 from planner.search.beyond import Beyond
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.degrees import Degrees
 from planner.search.effort import has_time
 from planner.search.families import Costing, Scope
 from planner.search.helper import Answer, Helper, Space, started, waits
@@ -31,6 +30,7 @@ from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
 from planner.search.solve import Fingerprints
+from planner.search.tensor_axes import TensorAxes
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
@@ -308,7 +308,7 @@ def search(
         prices = own if costing is None else costing
         bounds = dict.fromkeys(candidates, 0.0)
         if costing is None:
-            bounds = bounds_of(Degrees(own, candidates), None if space is None else state.helper)
+            bounds = bounds_of(TensorAxes(own, candidates), None if space is None else state.helper)
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.kin.extend(kin_of(possible))
         costed = time.perf_counter()

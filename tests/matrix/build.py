@@ -53,7 +53,7 @@ class Row:
         stages = f"x{self.stages_of_rank}" if self.stages_of_rank != 2 else ""
         return (
             f"pp{self.pipeline}{stages}-{self.schedule}-dp{self.data}-tp{self.tensor}{sequence}-zero{self.zero}"
-            f"-{self.recompute}-acc{self.accumulation}" + ("-data-first" if self.order != "pipeline-data-tensor" else "")
+            f"-{self.recompute}-acc{self.accumulation}" + (f"-{self.order}" if self.order != "pipeline-data-tensor" else "")
         )
 
 

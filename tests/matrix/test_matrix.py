@@ -59,6 +59,10 @@ CASES = [(("llama", "gpt")[at % 2], row) for at, row in enumerate(ROWS)] + [
     ("gpt", Row(data=4, zero_group=2, zero=3, accumulation=2)),
     # Pipelines of neighbouring ranks: data ranks are apart, also those of a ZeRO group, and tied parameters near.
     ("gpt", Row(tensor=2, pipeline=2, data=2, zero="mixed", accumulation=2, order="data-pipeline-tensor")),
+    # Tensor ranks are farthest apart.
+    ("gpt", Row(
+        tensor=2, pipeline=2, data=2, zero="mixed", accumulation=2, sequence_parallel=True, order="tensor-data-pipeline",
+    )),
     # Four stages of a rank: more than torch's schedules would keep gathered.
     ("gpt", Row(pipeline=2, data=2, zero="mixed", accumulation=4, schedule="interleaved-1f1b", stages_of_rank=4)),
     ("frozen", Row(pipeline=2, accumulation=2)),
@@ -103,6 +107,10 @@ CASES = [(("llama", "gpt")[at % 2], row) for at, row in enumerate(ROWS)] + [
 MORE = [(("gpt", "llama")[at % 2], row) for at, row in enumerate(ROWS)] + [
     ("llama", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     ("llama", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv", order="data-pipeline-tensor")),
+    ("gpt", Row(tensor=2, data=4, zero_group=2, zero=2, accumulation=2, order="data-tensor-pipeline")),
+    ("llama", Row(
+        tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b", order="pipeline-tensor-data",
+    )),
     ("llama", Row(pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-zero-bubble", stages_of_rank=4)),
     ("corners", Row(tensor=4, sequence_parallel=True)),
     ("odd", Row(pipeline=4, data=2, zero=1, accumulation=4, schedule="interleaved-1f1b")),

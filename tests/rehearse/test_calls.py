@@ -33,6 +33,8 @@ ROWS = [
     ("gpt", "fp64", Row(
         pipeline=2, data=4, zero_group=2, zero=1, accumulation=4, schedule="zbv", order="data-pipeline-tensor",
     )),
+    ("gpt", "fp64", Row(pipeline=2, tensor=2, data=2, zero=1, accumulation=4, order="tensor-pipeline-data")),
+    wide("gpt", "bf16", Row(tensor=2, data=4, zero_group=2, zero=3, accumulation=2, order="tensor-data-pipeline")),
     wide("llama", "bf16", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     wide("gpt", "fp64", Row(data=4, zero_group=1, zero=2, accumulation=2)),
     wide("gpt", "fp64", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv")),

@@ -44,6 +44,10 @@ def test_places_are_the_program_s_rank_order() -> None:
     mesh = plan_of(Row(pipeline=2, data=2, tensor=2)).mesh
     assert [Place.of(rank, mesh).rank(mesh) for rank in range(8)] == list(range(8))
     assert Place.of(5, mesh) == Place(1, 0, 1)
-    other = replace(mesh, order="data-pipeline-tensor")
-    assert [Place.of(rank, other).rank(other) for rank in range(8)] == list(range(8))
-    assert Place.of(5, other) == Place(0, 1, 1)
+    for order, place in (
+        ("data-pipeline-tensor", Place(0, 1, 1)), ("tensor-pipeline-data", Place(0, 1, 1)),
+        ("data-tensor-pipeline", Place(1, 1, 0)),
+    ):
+        other = replace(mesh, order=order)
+        assert [Place.of(rank, other).rank(other) for rank in range(8)] == list(range(8))
+        assert Place.of(5, other) == place

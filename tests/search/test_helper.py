@@ -24,7 +24,6 @@ from planner.search import helper as helping
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.climb import Climb
-from planner.search.degrees import Degree, Degrees
 from planner.search.families import Scope
 from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
 from planner.search.nodes import Attempt, Kin, Sketch, count
@@ -32,6 +31,7 @@ from planner.search.placing import bounds_of
 from planner.search.prices import Prices
 from planner.search.request import Look, as_it_is
 from planner.search.solve import Fingerprints
+from planner.search.tensor_axes import KnownAxis, TensorAxes
 from planner.workers import start_process
 from tests.costing.test_measured_memory import graph_of
 from tests.search.made import Always, make_cluster, make_costed, make_graph
@@ -238,54 +238,54 @@ def _until(reached: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
         time.sleep(0.01)
 
 
-def degrees_of(cluster: Cluster) -> Degrees:
+def axes_of(cluster: Cluster) -> TensorAxes:
     """Of a small model."""
     graph = graph_of("gpt", "float32")
     request = Request(16, graph.sequence, "fp32")
     candidates = enumerate_candidates(graph, cluster, request)
-    return Degrees(Prices(graph, cluster, request, candidates), candidates)
+    return TensorAxes(Prices(graph, cluster, request, candidates), candidates)
 
 
-def space_of(degrees: Degrees) -> Space:
-    prices = degrees.prices
+def space_of(axes: TensorAxes) -> Space:
+    prices = axes.prices
     return Space(graph_of("gpt", "float32"), prices.cluster, prices.request)
 
 
 def test_it_bounds_as_is_bounded_here() -> None:
-    degrees, other = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
-    assert degrees.tensors == [1, 2, 4, 8]
+    axes, other = (axes_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    assert axes.each == [(1, 1), (2, 1), (4, 1), (8, 1)]
     helper = Helper()
     try:
-        helper.bound(space_of(degrees))
-        helper.take(2)
+        helper.bound(space_of(axes))
+        helper.take((2, 1))
         found = [helper.bounded(wait=True) for _ in range(3)]
     finally:
         helper.close()
-    assert [each.tensor for each in found if each is not None] == [8, 4, 1], "what is done here is left out there"
+    assert [each.axis for each in found if each is not None] == [(8, 1), (4, 1), (1, 1)], "what is done here is left out there"
     for each in found:
-        assert each is not None and each == degrees.find(each.tensor)
+        assert each is not None and each == axes.find(each.axis)
         other.learn(each)
-    assert other.prices.options(8) == degrees.prices.options(8) != ()
+    assert other.prices.options((8, 1)) == axes.prices.options((8, 1)) != ()
 
 
 class _Bounding:
     """A helper that answers what it is told to: so many at every question, then nothing any more."""
 
-    def __init__(self, degrees: Degrees, answers: Sequence[int]) -> None:
-        self.degrees, self.answers, self.waited = degrees, list(answers), False
-        self.left, self.taken = degrees.tensors, list[int]()
+    def __init__(self, axes: TensorAxes, answers: Sequence[int]) -> None:
+        self.axes, self.answers, self.waited = axes, list(answers), False
+        self.left, self.taken = axes.each, list[tuple[int, int]]()
 
-    def take(self, tensor: int) -> None:
-        self.taken.append(tensor)
+    def take(self, axis: tuple[int, int]) -> None:
+        self.taken.append(axis)
 
-    def bounded(self, *, wait: bool) -> Degree | None:
+    def bounded(self, *, wait: bool) -> KnownAxis | None:
         self.waited |= wait
         if not wait and (not self.answers or not self.answers[0]):
             self.answers[:1] = []
             return None
         if self.answers:
             self.answers[0] -= 1
-        return self.degrees.find(self.left.pop())
+        return self.axes.find(self.left.pop())
 
 
 @pytest.mark.parametrize(("answers", "here", "waited"), [
@@ -295,10 +295,10 @@ class _Bounding:
 def test_two_bound_everything_once(answers: tuple[int, ...], here: int, waited: bool) -> None:
     """Where it has not answered by then, the last is bounded here too; where it has, it is waited for. In the end there are
     bounds of all candidates, in their order."""
-    known, degrees = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    known, axes = (axes_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
     helper = _Bounding(known, answers)
-    found = bounds_of(degrees, cast(Helper, helper))
-    assert helper.taken == degrees.tensors[:here] and helper.waited == waited
+    found = bounds_of(axes, cast(Helper, helper))
+    assert helper.taken == axes.each[:here] and helper.waited == waited
     prices = known.prices
     lessened = [prices.without_beaten(candidate) for candidate in known.candidates]
     assert list(found.items()) == [(candidate, prices.bound(candidate)) for candidate in lessened]
@@ -306,13 +306,13 @@ def test_two_bound_everything_once(answers: tuple[int, ...], here: int, waited: 
 
 def test_a_search_goes_on_with_the_prices_that_bounded_it() -> None:
     """The helper's own, which know by then what was placed here."""
-    degrees, other = (degrees_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
-    degrees.find(8)
-    other.find(2)
-    scope = Scope(graph_of("gpt", "float32"), degrees.prices, degrees.prices.cluster, degrees.prices.request, cast(Any, None))
+    axes, other = (axes_of(resolve_cluster("local-cpu:2x4")) for _ in range(2))
+    axes.find((8, 1))
+    other.find((2, 1))
+    scope = Scope(graph_of("gpt", "float32"), axes.prices, axes.prices.cluster, axes.prices.request, cast(Any, None))
     begun = Begin(as_it_is, 0.001, math.inf, pickle.loads(pickle.dumps(scope)), math.inf).beside(other.prices)
     assert begun.scope.prices is other.prices
-    placed = [tensor for tensor in (2, 4, 8) if all(unit in other.prices._placed for unit in other.prices.units(tensor))]
+    placed = [degree for degree in (2, 4, 8) if all(unit in other.prices._placed for unit in other.prices.units((degree, 1)))]
     assert placed == [2, 8]
 
 
