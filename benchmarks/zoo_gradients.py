@@ -93,7 +93,7 @@ class RandomPricing:
         seconds = 10 ** (4 * int.from_bytes(drawn[:6], "big") / 2**48)
         return seconds * (1 if split else WHOLE_COSTS), 0.0, 0.0
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
         return 0.0, 0.0
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:

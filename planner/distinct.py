@@ -8,7 +8,8 @@ from dataclasses import replace
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Condition, Constraints
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh, Plan
-from planner.search.candidates import axis_orders, divisors, links_of, zero_groups
+from planner.search.candidates import zero_groups
+from planner.search.meshes import axis_orders, divisors, links_of
 
 
 def essence(plan: Plan, cluster: Cluster) -> Hashable:

@@ -21,7 +21,7 @@ from planner.ir.errors import NoPlanFits, ProfileError
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction
 from planner.search import Request
-from planner.search.candidates import divisors
+from planner.search.meshes import divisors
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall, shortage, told
 from planner.trials import Trial, all_candidates, fewest_nodes, searched, try_change

@@ -12,7 +12,8 @@ from planner.constraints_text import parse_constraints, parse_texts
 from planner.distinct import essence, passed_over
 from planner.ir.plan import AXIS_ORDERS, Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.search import Request
-from planner.search.candidates import Candidate, allowed_choices, enumerate_candidates, links_of
+from planner.search.candidates import Candidate, allowed_choices, enumerate_candidates
+from planner.search.meshes import links_of
 from tests.search.made import make_graph
 
 GRAPH = make_graph("eaah")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from cost_models.collectives import collective_s
 from cost_models.compute import attention_s, function_s, gemm_s, memory_bound_s, unfused_attention_s
-from cost_models.spans import span_of
+from cost_models.spans import Span, span_of
 from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
 from planner.costing.exchanges import Exchange, scattered_gradients
 from planner.costing.operations import Operation, measure_operation
@@ -89,10 +90,12 @@ class Pricing:
             return UNFUSED_KERNELS if self.engine.attention == "unfused" else 1
         return 1 if done.gemm is not None else done.launches * self.engine.kernels
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
-        """Forward and backward of the collectives inside an operation. Strategies count one sample."""
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
+        """Forward and backward of the collectives inside an operation. Strategies count one sample; ``grows``: the operation
+        does so with the batch."""
+        samples = self.microbatch if grows else 1
         scaled = [
-            sum(self.transfer_seconds(Transfer(t.kind, t.size_bytes * self.microbatch)) for t in passed)
+            sum(self.transfer_seconds(Transfer(t.kind, t.size_bytes * samples)) for t in passed)
             for passed in (strategy.forward, strategy.backward)
         ]
         return float(scaled[0]), float(scaled[1])
@@ -104,9 +107,12 @@ class Pricing:
         kind = transfer.kind
         if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
             raise ValueError(f"{kind} is no collective of the tensor axis")
-        return self.engine.tensor_exposed * collective_s(
-            kind, span_of(self.cluster, self.degree, self.stride), transfer.size_bytes
-        )
+        return self.engine.tensor_exposed * min(collective_s(kind, span, transfer.size_bytes) for span in self.spans)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """How tensor ranks lie; the quickest one counts."""
+        return (span_of(self.cluster, self.degree, self.stride),)
 
     def exchange_seconds(self, exchange: Exchange) -> tuple[float, float]:
         """Forward and backward of what the context or the expert axis exchanges for one micro-batch."""

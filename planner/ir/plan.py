@@ -74,8 +74,8 @@ class Mesh:
 
     @property
     def tensor_axis(self) -> TensorAxis:
-        """Degree and stride of the tensor axis."""
-        return self.tensor, self._stride("tensor")
+        """Degree and stride of the tensor axis; of one rank, which has no neighbour, as of the usual order."""
+        return self.tensor, 1 if self.tensor == 1 else self._stride("tensor")
 
     def _stride(self, axis: str) -> int:
         stride = 1

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.ir.body import Body, Node
+from planner.ir.body import Body
 from planner.ir.placement import BodyPlacement, CollectiveKind, Placement, Transfer, transfers
-from planner.ir.types import BatchMultiple, TensorType
+from planner.ir.types import TensorType
 from planner.placement.edges import Edge, edges
-from planner.placement.space import legal_conversion
+from planner.placement.space import grows, legal_conversion
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +55,7 @@ class Traffic:
         for node, placed in zip(self.body.nodes, self.placement.nodes, strict=True):
             backward = placed.strategy.backward if node.name in self.body.asked else ()
             if placed.strategy.forward or backward:
-                found.append((node.name, _grows(self.body, node), (placed.strategy.forward, backward)))
+                found.append((node.name, grows(self.body, node), (placed.strategy.forward, backward)))
         return tuple(found)
 
     def at(self, batch: int) -> MicrobatchTraffic:
@@ -136,11 +136,6 @@ def _gradient_reads(body: Body, placement: BodyPlacement) -> set[tuple[str, obje
         if node.differentiable and node.name in body.asked:
             found |= set(zip(node.operands, placed.strategy.operands, strict=True))
     return {(name, target) for name, target in found if name in body.differentiable}
-
-
-def _grows(body: Body, node: Node) -> bool:
-    types = (*(body.types[name] for name in node.operands), *node.types)
-    return any(isinstance(extent, BatchMultiple) for type_ in types for extent in type_.shape)
 
 
 def _scaled(passed: tuple[Transfer, ...], scale: int) -> tuple[Transfer, ...]:

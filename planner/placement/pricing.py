@@ -17,8 +17,8 @@ class Pricing(Protocol):
         micro-batch makes autograd keep may be priced in as well."""
         ...
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
-        """Forward and backward of the collectives inside the operation."""
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
+        """Forward and backward of the collectives inside the operation; ``grows``: with the batch."""
         ...
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:

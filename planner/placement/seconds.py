@@ -6,7 +6,7 @@ from planner.ir.body import Body
 from planner.ir.placement import BodyPlacement
 from planner.placement.edges import edges
 from planner.placement.pricing import Pricing
-from planner.placement.space import legal_conversion
+from planner.placement.space import conversion_seconds, inner_seconds, legal_conversion
 
 
 def body_seconds(body: Body, placement: BodyPlacement, pricing: Pricing) -> float:
@@ -15,12 +15,12 @@ def body_seconds(body: Body, placement: BodyPlacement, pricing: Pricing) -> floa
     strategies = {node.node: node.strategy for node in placement.nodes}
     operations = sum(
         sum(pricing.node_seconds(body, node, strategies[node.name]))
-        + sum(pricing.strategy_comm_seconds(strategies[node.name]))
+        + inner_seconds(pricing, body, node, strategies[node.name])
         for node in body.nodes
         if node.base != "getitem"
     )
     conversions = sum(
-        sum(pricing.conversion_seconds(step, edge.value.type))
+        conversion_seconds(pricing, step, edge.value)
         for edge in edges(body, placement)
         if edge.source != edge.target
         and (step := legal_conversion(edge.value, edge.source, edge.target, placement.degree)) is not None

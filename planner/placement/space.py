@@ -42,7 +42,7 @@ from planner.ir.placement import (
     local_type,
     transfers,
 )
-from planner.ir.types import TensorType
+from planner.ir.types import BatchMultiple, TensorType
 from planner.placement.pricing import Pricing
 
 StrategyTable: TypeAlias = Mapping[str, Sequence[OpStrategy]]
@@ -62,11 +62,13 @@ Activations = Literal["any", "whole", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What flows along an edge. ``type`` is the whole value's; a parameter is converted by slicing only."""
+    """What flows along an edge. ``type`` is the whole value's; a parameter is converted by slicing only. ``returned``: all that
+    read it hand a gradient back."""
 
     type: TensorType
     differentiable: bool
-    parameter: bool = False
+    parameter: bool
+    returned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,13 @@ class Vertex:
 class Known:
     """What the spaces of one graph, degree and pricing share, filled as they ask. ``seconds``: of every node under every
     strategy, by body; ``conversions``: seconds and number of collectives of a conversion, None where it is illegal;
-    ``placements``: by their numbers."""
+    ``placements``: by their numbers; ``ties``: the weight of what only decides ties."""
 
     seconds: dict[str, Mapping[tuple[str, int], float]] = field(default_factory=dict)
     conversions: dict[tuple[Value, int, int], tuple[float, int] | None] = field(default_factory=dict)
     placements: list[Placement] = field(default_factory=list)
     numbers: dict[Placement, int] = field(default_factory=dict)
+    ties: float = 1.0
 
     def number(self, placement: Placement) -> int:
         """The number that stands for a placement and all that equal it."""
@@ -158,7 +161,7 @@ class Space:
         known = self.known.conversions[key]
         if known is None or source == target:
             return None if known is None else 0.0
-        return known[0] / self.unit_s + known[1] * COLLECTIVE_UNITS
+        return known[0] / self.unit_s + known[1] * COLLECTIVE_UNITS * self.known.ties
 
     def _conversion(self, value: Value, source: Placement, target: Placement) -> tuple[float, int] | None:
         """Seconds and collectives, forward and backward; None where it cannot be done."""
@@ -166,7 +169,7 @@ class Space:
         if step is None:
             return None
         count = sum(len(transfers(name, value.type, target, self.degree, 1)) for name in (step.forward, step.backward))
-        return sum(self.pricing.conversion_seconds(step, value.type)), count
+        return conversion_seconds(self.pricing, step, value), count
 
     def with_vertices(self, vertices: Sequence[Vertex]) -> Space:
         """The same space with other vertices (prices of conversions are kept)."""
@@ -180,6 +183,24 @@ class Space:
             for vertex in self.vertices
         ]
         return replace(self.with_vertices(vertices), pinned=self.pinned - set(placements))
+
+
+def conversion_seconds(pricing: Pricing, step: Conversion, value: Value) -> float:
+    """Forward, and backward where a gradient comes back for certain."""
+    forward_s, backward_s = pricing.conversion_seconds(step, value.type)
+    return forward_s + backward_s if value.returned else forward_s
+
+
+def inner_seconds(pricing: Pricing, body: Body, node: Node, strategy: OpStrategy) -> float:
+    """The collectives inside an operation, backward where a gradient comes to it."""
+    forward_s, backward_s = pricing.strategy_comm_seconds(strategy, grows=grows(body, node))
+    return forward_s + backward_s if node.name in body.asked else forward_s
+
+
+def grows(body: Body, node: Node) -> bool:
+    """Whether some operand or result of an operation has the batch."""
+    types = (*(body.types[name] for name in node.operands), *node.types)
+    return any(isinstance(extent, BatchMultiple) for type_ in types for extent in type_.shape)
 
 
 def legal_conversion(value: Value, source: Placement, target: Placement, degree: int) -> Conversion | None:
@@ -293,7 +314,7 @@ def with_parameter_prices(space: Space, body: Body, state_price: float, share: f
 def _node_seconds(body: Body, strategies: StrategyTable, pricing: Pricing) -> Mapping[tuple[str, int], float]:
     """Of every node and strategy, collectives inside operations included."""
     return {
-        (node.name, at): sum(pricing.node_seconds(body, node, strategy)) + sum(pricing.strategy_comm_seconds(strategy))
+        (node.name, at): sum(pricing.node_seconds(body, node, strategy)) + inner_seconds(pricing, body, node, strategy)
         for node in body.nodes
         if node.base != "getitem"
         for at, strategy in enumerate(strategies[node.name])
@@ -304,9 +325,15 @@ def body_values(body: Body) -> Mapping[str, Value]:
     """What the algebra has to know of every value of a body."""
     parameters = {parameter.name for parameter in body.parameters}
     return {
-        name: Value(type_, name in body.differentiable and type_.floating, name in parameters)
+        name: Value(type_, name in body.differentiable and type_.floating, name in parameters, _returned(body, name))
         for name, type_ in body.types.items()
     }
+
+
+def _returned(body: Body, name: str) -> bool:
+    """Whether a value has a gradient, and every operation that reads it hands one back."""
+    readers = body.consumers.get(name, ())
+    return name in body.differentiable and all(reader.differentiable and reader.name in body.asked for reader in readers)
 
 
 def _source(known: Known, name: str, candidates: Sequence[Placement]) -> Vertex:
@@ -315,7 +342,7 @@ def _source(known: Known, name: str, candidates: Sequence[Placement]) -> Vertex:
 
 def _parameter(known: Known, name: str, prices: Mapping[Placement, float]) -> Vertex:
     return Vertex(name, (), (name,), tuple(
-        Choice((), (known.number(placed),), price + _order(name, str(placed)), ((name, placed),))
+        Choice((), (known.number(placed),), price + known.ties * _order(name, str(placed)), ((name, placed),))
         for placed, price in prices.items()
     ))
 
@@ -359,7 +386,7 @@ def _operation(
         Choice(
             tuple(map(known.number, strategy.operands)),
             tuple(known.number(strategy.outputs[position]) for position in positions),
-            price + _tie(node, strategy),
+            price + known.ties * _tie(node, strategy),
             ((node.name, strategy),),
         )
         for strategy, price in zip(strategies, prices, strict=True)

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cost_models.pipeline import actions_of, is_long
 from cost_models.schedules import legal
-from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
-from planner.evaluate import send_seconds
 from planner.ir.counting import counted
 from planner.ir.errors import PinError
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import AXIS_ORDERS, SCHEDULES, SPLIT_BACKWARD, AxisOrder, Mesh, ScheduleName, TensorAxis
+from planner.ir.plan import SCHEDULES, SPLIT_BACKWARD, Mesh, ScheduleName, TensorAxis
 from planner.search.allowed import ONCE, Allowed, alternatives
+from planner.search.meshes import divisors, meshes_of
 from planner.search.request import Request
 from planner.search.shape import Shape
 
-USUAL_ORDERS: tuple[AxisOrder, ...] = ("pipeline-data-tensor", "data-pipeline-tensor")
-"""In which tensor ranks are nearest each other."""
-MUCH = 2**20
-"""Bytes that are mostly rate, not latency."""
 ALIKE = 0.9
 """Groups of ranks are alike that get so much of what the largest of them gets, of what is sharded over each."""
+Groups = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""A candidate's ZeRO groups, and those in which no block sends for every micro-batch."""
 Group = tuple[int, int, TensorAxis, int, int, bool]
 """What decides the prices of blocks: (data, its stride, tensor axis, micro-batch, ZeRO group, whether there is a pipeline)."""
 
@@ -103,19 +100,71 @@ class Candidate:
         }
 
 
-def divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Candidates that differ in virtual stages, and in ZeRO groups where constraints do not leave the same to all."""
+
+    mesh: Mesh
+    micro: int
+    accumulation: int
+    schedule: ScheduleName
+    virtuals: tuple[int, ...]
+    groups: tuple[Groups, ...]
+
+    @property
+    def candidates(self) -> Iterator[Candidate]:
+        """All of them."""
+        for virtual in self.virtuals:
+            for groups in self.groups:
+                yield Candidate(self.mesh, self.micro, self.accumulation, self.schedule, virtual, *groups)
+
+    @property
+    def count(self) -> int:
+        """Candidates of one ZeRO group each."""
+        return len(self.virtuals) * sum(len(once) + sum(map(len, often)) for often, once in self.groups)
 
 
-def enumerate_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:
+@dataclass(frozen=True)
+class Candidates:
+    """All of a search. ``nearest``: those whose tensor ranks are nearest each other, or all over a tensor degree that has none
+    such; ``apart``: the others, by tensor degree."""
+
+    nearest: tuple[Kind, ...]
+    apart: Mapping[int, tuple[Kind, ...]]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """All."""
+        return *self.nearest, *itertools.chain.from_iterable(self.apart.values())
+
+    @property
+    def count(self) -> int:
+        """Of one ZeRO group each."""
+        return sum(kind.count for kind in self.kinds)
+
+
+def candidates_of(graph: ModelGraph, cluster: Cluster, request: Request) -> Candidates:
     """Everything that constraints, batch and schedules allow. Raises PinError where they leave nothing."""
     _check_patterns(graph, request.constraints)
     _check_schedules(graph, request.constraints)
-    found = list(_candidates(graph, cluster, request))
-    if not found:
+    kinds = tuple(_every_kind(graph, cluster, request))
+    if not kinds:
         _refuse(graph, cluster, request)
-    return found
+    usual = {kind.mesh.tensor for kind in kinds if kind.mesh.tensor_stride == 1}
+    nearest, apart = list[Kind](), dict[int, list[Kind]]()
+    for kind in kinds:
+        tensor, stride = kind.mesh.tensor_axis
+        if stride == 1 or tensor not in usual:
+            nearest.append(kind)
+        else:
+            apart.setdefault(tensor, []).append(kind)
+    return Candidates(tuple(nearest), {tensor: tuple(found) for tensor, found in apart.items()})
+
+
+def enumerate_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:
+    """Those whose tensor ranks are nearest each other, or all over a tensor degree that has none such. Raises PinError where
+    there is no candidate at all."""
+    return [candidate for kind in candidates_of(graph, cluster, request).nearest for candidate in kind.candidates]
 
 
 def _check_patterns(graph: ModelGraph, constraints: Constraints) -> None:
@@ -144,84 +193,53 @@ def schedules_of(graph: ModelGraph) -> tuple[ScheduleName, ...]:
     return tuple(name for name in SCHEDULES if name not in SPLIT_BACKWARD or len(graph.strands) < 2)
 
 
-def _candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterator[Candidate]:
-    for mesh in _meshes(graph, cluster, request.constraints):
-        if request.batch % mesh.data == 0:
-            samples = request.batch // mesh.data
-            for micro in divisors(samples):
-                if request.constraints.admits("microbatch", micro):
-                    yield from _scheduled(graph, cluster, request.constraints, mesh, micro, samples // micro)
+def _every_kind(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterator[Kind]:
+    for mesh in meshes_of(graph, cluster, request.constraints):
+        yield from _kinds(graph, cluster, request.constraints, request.batch, mesh)
 
 
-def _meshes(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> Iterator[Mesh]:
-    for pipeline in divisors(cluster.devices):
-        if pipeline > len(graph.blocks) or not constraints.admits("pipeline", pipeline):
-            continue
-        for tensor in divisors(cluster.devices // pipeline):
-            data = cluster.devices // pipeline // tensor
-            if constraints.admits("tensor", tensor) and constraints.admits("data", data):
-                mesh = Mesh(pipeline=pipeline, data=data, tensor=tensor)
-                yield from (replace(mesh, order=order) for order in axis_orders(cluster, constraints, mesh))
-
-
-def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[AxisOrder, ...]:
-    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first. Tensor ranks are
-    nearest each other, and all pipelines lie alike over the topology, unless constraints speak of orders."""
-    asked = constraints.speak_of("axis_order", mesh.degrees)
-    admitted = [
-        order for order in (AXIS_ORDERS if asked else USUAL_ORDERS) if constraints.admits("axis_order", order)
-        and (asked or order == USUAL_ORDERS[0] or _alike(replace(mesh, order=order), cluster))
-    ]
-    if len(admitted) < 2:
-        return tuple(admitted)
-    named = [each for combination in constraints.forbidden for each in combination.conditions if each.name == "axis_order"]
-    found: dict[Hashable, AxisOrder] = {}
-    for order in admitted:
-        links = links_of(replace(mesh, order=order), cluster)
-        found.setdefault((links, *(condition.admits(order) for condition in named)), order)
-    return tuple(found.values())
-
-
-def _alike(mesh: Mesh, cluster: Cluster) -> bool:
-    """Whether all pipelines lie alike over the topology."""
-    ranks = mesh.pipeline * mesh.pipeline_stride
-    return all(level.size % ranks == 0 or ranks % level.size == 0 for level in cluster.levels)
-
-
-def links_of(mesh: Mesh, cluster: Cluster) -> Hashable:
-    """How tensor ranks, data ranks and pipelines are joined, as far as the order of the axes decides it."""
-    return (
-        span_of(cluster, *mesh.tensor_axis), span_of(cluster, mesh.data, mesh.data_stride), send_seconds(cluster, mesh, 1),
-        send_seconds(cluster, mesh, MUCH),
-    )
-
-
-def _scheduled(
-    graph: ModelGraph, cluster: Cluster, constraints: Constraints, mesh: Mesh, micro: int, accumulation: int
-) -> Iterator[Candidate]:
-    schedules: Sequence[ScheduleName] = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
-    if mesh.pipeline == 1:
-        # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
-        schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
-        asked = constraints.speak_of("schedule", {**mesh.degrees, "axis_order": mesh.order, "microbatch": micro})
-        schedules = schedules if asked else schedules[:1]
+def _kinds(graph: ModelGraph, cluster: Cluster, constraints: Constraints, batch: int, mesh: Mesh) -> Iterator[Kind]:
+    """The candidates of a mesh."""
+    samples, left = divmod(batch, mesh.data)
     groups = zero_groups(cluster, constraints, mesh)
-    if not any(groups):
+    if left or not any(groups):
         return
-    for schedule in schedules:
-        left: list[Candidate] | None = None
-        for virtual in range(1, len(graph.blocks) // mesh.pipeline + 1):
-            if legal(schedule, mesh.pipeline, virtual, accumulation):
-                continue
-            if not constraints.admits("virtual", virtual):
-                continue
-            every = Candidate(mesh, micro, accumulation, schedule, virtual, *groups)
-            if left is None or constraints.forbidden:  # Conditions alone leave the same to all virtual stages.
-                left = list(_apart(every, cluster, constraints, graph))
-            yield from (every.with_groups(each.zero_groups, each.once_groups) for each in left)
+    known: dict[ScheduleName, tuple[Groups, ...]] = {}
+    for micro in divisors(samples):
+        if not constraints.admits("microbatch", micro):
+            continue
+        for schedule in _schedules(graph, constraints, mesh, micro):
+            most, accumulation = len(graph.blocks) // mesh.pipeline, samples // micro
+            legal_ones = _legal_virtual(schedule, mesh.pipeline, accumulation, most)
+            virtuals = tuple(virtual for virtual in legal_ones if constraints.admits("virtual", virtual))
+            # Conditions alone leave the same to all virtual stages and micro-batches.
+            for some in [(virtual,) for virtual in virtuals] if constraints.forbidden else [virtuals] if virtuals else []:
+                if schedule not in known or constraints.forbidden:
+                    every = Candidate(mesh, micro, accumulation, schedule, some[0], *groups)
+                    known[schedule] = tuple(
+                        (each.zero_groups, each.once_groups) for each in _apart(every, cluster, constraints, graph)
+                    )
+                if known[schedule]:
+                    yield Kind(mesh, micro, accumulation, schedule, some, known[schedule])
 
 
-def zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def _schedules(graph: ModelGraph, constraints: Constraints, mesh: Mesh, micro: int) -> list[ScheduleName]:
+    schedules = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
+    if mesh.pipeline > 1:
+        return schedules
+    # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
+    schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
+    asked = constraints.speak_of("schedule", {**mesh.degrees, "axis_order": mesh.order, "microbatch": micro})
+    return schedules if asked else schedules[:1]
+
+
+@lru_cache(maxsize=65536)
+def _legal_virtual(schedule: ScheduleName, pipeline: int, accumulation: int, most: int) -> tuple[int, ...]:
+    """How many virtual stages a rank may have."""
+    return tuple(virtual for virtual in range(1, most + 1) if not legal(schedule, pipeline, virtual, accumulation))
+
+
+def zero_groups(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> Groups:
     """Every divisor of the data axis that is admitted. Under a pipeline those that are like the whole axis or its part inside a
     node, then others, which send once a step; unless constraints speak of groups, or leave nothing that sends once."""
     asked = constraints.speak_of("zero_group", {**mesh.degrees, "axis_order": mesh.order})
@@ -276,7 +294,7 @@ def _apart(every: Candidate, cluster: Cluster, constraints: Constraints, graph: 
 def _refuse(graph: ModelGraph, cluster: Cluster, request: Request) -> None:
     """Raise PinError about the smallest set of constraints that leaves no candidate."""
     def possible(limits: tuple[Limit, ...]) -> bool:
-        return next(_candidates(graph, cluster, replace(request, constraints=Constraints.of(limits))), None) is not None
+        return next(_every_kind(graph, cluster, replace(request, constraints=Constraints.of(limits))), None) is not None
 
     conflict = smallest_conflict(request.constraints.limits, possible)
     devices = f"{counted(cluster.devices, 'device')}, a batch of {request.batch} and {counted(len(graph.blocks), 'block')}"
@@ -295,7 +313,8 @@ def _open_values(graph: ModelGraph, cluster: Cluster, request: Request, conflict
     """The values that the last limit's decision may have under all other constraints."""
     others = replace(request, constraints=request.constraints.without(conflict[-1]))
     name = getattr(conflict[-1], "name", "")
-    found = (each.decided for candidate in _candidates(graph, cluster, others) for each in candidate.each)
+    every = (candidate for kind in _every_kind(graph, cluster, others) for candidate in kind.candidates)
+    found = (each.decided for candidate in every for each in candidate.each)
     values = {decided[name] for decided in found if name in decided}
     if not values:
         return "leave one of them out" if len(conflict) > 1 else "leave it out"

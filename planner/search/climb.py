@@ -51,7 +51,13 @@ class Climb:
     _of_mesh: dict[Mesh, list[Candidate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for candidate in self.bounds:
+        given, self.bounds = self.bounds, dict[Candidate, float]()
+        self.add(given)
+
+    def add(self, bounds: Mapping[Candidate, float]) -> None:
+        """Further candidates."""
+        self.bounds = {**self.bounds, **bounds}
+        for candidate in bounds:
             self._of_mesh.setdefault(candidate.mesh, []).append(candidate)
 
     @property

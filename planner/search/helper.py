@@ -26,13 +26,13 @@ from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction, TensorAxis
 from planner.search.best import Best
 from planner.search.branches import Branches, Opened
-from planner.search.candidates import Candidate, enumerate_candidates
+from planner.search.candidates import Candidate, candidates_of
 from planner.search.chain import Name
 from planner.search.families import Scope
 from planner.search.nodes import Attempt, Kin, Sketch
 from planner.search.prices import Prices
 from planner.search.request import Look, Request
-from planner.search.tensor_axes import KnownAxis, TensorAxes
+from planner.search.tensor_axes import KnownAxis, Placed, TensorAxes
 from planner.workers import start_process
 
 WORTH_AGAIN = 2
@@ -195,6 +195,10 @@ class Helper:
         self._sent += len(fresh)
         self._order(Order(step_s, tuple(fresh)))
 
+    def learn(self, placed: Placed) -> None:
+        """Say how tensor axes are placed, of which it is sent candidates next."""
+        self._orders.put(pickle.dumps(placed))
+
     def tell(self, step_s: float) -> None:
         """Say how quick the best plan is."""
         if step_s < self._step_s:
@@ -297,8 +301,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             tell(axes.find(left.pop()))
         order = orders.get()
         if isinstance(order, Space):
-            candidates = enumerate_candidates(order.graph, order.cluster, order.request)
-            axes = TensorAxes(Prices(order.graph, order.cluster, order.request, candidates), candidates)
+            candidates = candidates_of(order.graph, order.cluster, order.request)
+            axes = TensorAxes(Prices(order.graph, order.cluster, order.request, candidates.kinds), candidates)
             left = axes.each
         elif isinstance(order, Taken):
             left = [axis for axis in left if axis != order.axis]
@@ -317,6 +321,11 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             order = orders.get()
             if order is None:
                 return
+            if not isinstance(order, Order):
+                assert isinstance(begin.scope.prices, Prices)
+                for unit, placed in order.items():
+                    begin.scope.prices.learn(unit, placed)
+                continue
             best.step_s = min(best.step_s, order.step_s)
             waiting.update((fresh.name, fresh) for fresh in order.fresh)
             if order.dropped is not None:

@@ -18,21 +18,22 @@ from typing import Any
 from cost_models.live import both_at_once
 from cost_models.spans import span_of
 from hardware_profiles import Cluster
-from planner.costing import PlacedGraph, Pricing, as_run, price_graph
+from planner.costing import LeastPricing, PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
 from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
-from planner.ir.plan import ScheduleName, TensorAxis
-from planner.placement import place_graph
+from planner.ir.plan import Mesh, ScheduleName, TensorAxis
+from planner.placement import least_seconds, place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
-from planner.search.candidates import Candidate, Group, allowed_choices, divisors, shape_of
+from planner.search.candidates import Candidate, Group, Kind, allowed_choices, shape_of
 from planner.search.closed_form import Least, closed_form
 from planner.search.engine import planning_engine
 from planner.search.groups import seconds_and_bytes, with_copies, without_beaten
+from planner.search.meshes import divisors
 from planner.search.request import Request
 
 HUGE_MICROBATCH = 4096
@@ -97,14 +98,14 @@ class Prices:
     search, whose placements and prices of blocks are taken where they are the same."""
 
     def __init__(
-        self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate],
+        self, graph: ModelGraph, cluster: Cluster, request: Request, candidates: Sequence[Candidate | Kind],
         *, known: Prices | None = None,
     ) -> None:
         self.graph, self.cluster, self.request, self._known = as_run(graph, cluster.chip), cluster, request, known
         micros: dict[TensorAxis, set[int]] = defaultdict(set)
         self._axes: dict[TensorAxis, TensorAxis] = {}
-        for candidate in candidates:
-            micros[self.axis(candidate)].add(candidate.micro)
+        for each in candidates:
+            micros[self.axis(each.mesh)].add(each.micro)
         self._micros = micros
         self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
@@ -137,7 +138,7 @@ class Prices:
         return self._costed[candidate.group]
 
     def _price(self, candidate: Candidate) -> CostedGraph | None:
-        axis = self.axis(candidate)
+        axis = self.axis(candidate.mesh)
         if not self.options(axis):
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
@@ -154,9 +155,9 @@ class Prices:
             )
         return replace(first[key], states=self.states(candidate))
 
-    def axis(self, candidate: Candidate) -> TensorAxis:
-        """Of a candidate: of those with the same links the first one."""
-        axis = candidate.mesh.tensor_axis
+    def axis(self, mesh: Mesh) -> TensorAxis:
+        """Of a mesh: of those with the same links the first one."""
+        axis = mesh.tensor_axis
         if axis[1] == 1:
             return axis
         if axis not in self._axes:
@@ -225,7 +226,7 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
-        states, key = self._states_beside(self.axis(candidate)), self._state_key(candidate)
+        states, key = self._states_beside(self.axis(candidate.mesh)), self._state_key(candidate)
         if key not in states:
             (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
@@ -238,13 +239,13 @@ class Prices:
     def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
         """In each ZeRO group of a candidate."""
         return states_by_group(
-            self.graph, self.options(self.axis(candidate)), self.cluster, candidate.mesh, self.request.precision,
+            self.graph, self.options(self.axis(candidate.mesh)), self.cluster, candidate.mesh, self.request.precision,
             candidate.groups, candidate.accumulation, stages,
         )
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups that a larger one beats."""
-        if len(candidate.groups) == 1 or not self.options(self.axis(candidate)):
+        if len(candidate.groups) == 1 or not self.options(self.axis(candidate.mesh)):
             return candidate
         stages = self._allowed_to(candidate).zero
         key = self._state_key(candidate), stages
@@ -266,7 +267,7 @@ class Prices:
 
     def _price_groups(self, candidate: Candidate) -> None:
         """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
-        known, copies = self._states_beside(self.axis(candidate)), self.states(candidate.first)
+        known, copies = self._states_beside(self.axis(candidate.mesh)), self.states(candidate.first)
         alone = [each for each in candidate.each if self._state_key(each) not in known]
         for stages in (ONCE, ZERO_STAGES):
             some = [each for each in alone if (stages is ONCE) == bool(each.once_groups)]
@@ -277,11 +278,11 @@ class Prices:
 
     def _state_key(self, candidate: Candidate) -> StateKey:
         mesh, groups = candidate.mesh, (candidate.zero_groups, candidate.once_groups)
-        return mesh.data, mesh.data_stride, self.axis(candidate), groups, mesh.pipeline > 1, candidate.accumulation > 1
+        return mesh.data, mesh.data_stride, self.axis(candidate.mesh), groups, mesh.pipeline > 1, candidate.accumulation > 1
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
-        if not self.options(self.axis(candidate)):
+        if not self.options(self.axis(candidate.mesh)):
             return float("inf")
         allowed = self._allowed_to(candidate)
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
@@ -291,9 +292,18 @@ class Prices:
             self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
+    def bound_apart(self, kinds: Sequence[Kind]) -> float:
+        """A lower bound of the step of candidates over one tensor degree, before they are placed: every rank has a mean share
+        of the least work of all samples, each as one of a huge micro-batch; infinite where there is no placement."""
+        axes = {self.axis(kind.mesh) for kind in kinds}
+        ((tensor, _), *_) = axes
+        pricing = LeastPricing(self.cluster, tensor, HUGE_MICROBATCH, strides=tuple(sorted(stride for _, stride in axes)))
+        sample_s = least_seconds(self.graph, tensor, pricing, self._rules) / HUGE_MICROBATCH
+        return sample_s * self.request.batch * tensor / self.cluster.devices
+
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
         """``allowed``: to the first of its ZeRO groups; ``together``: gradients are there beside live micro-batches."""
-        samples = self._least_samples(self.axis(candidate), allowed.recompute)
+        samples = self._least_samples(self.axis(candidate.mesh), allowed.recompute)
         held, blocks = self._least_states(candidate, allowed.zero, together), []
         for name, count in self._counts.items():
             sample, state = samples[name], held[name]

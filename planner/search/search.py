@@ -19,7 +19,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint
 from planner.search.best import Best
 from planner.search.beyond import Beyond
-from planner.search.candidates import Candidate, enumerate_candidates
+from planner.search.candidates import Candidate, candidates_of
 from planner.search.climb import Climb
 from planner.search.effort import has_time
 from planner.search.families import Costing, Scope
@@ -30,7 +30,7 @@ from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
 from planner.search.solve import Fingerprints
-from planner.search.tensor_axes import TensorAxes
+from planner.search.tensor_axes import TensorAxes, Unplaced
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
@@ -56,7 +56,7 @@ UNTIL_ANY = 0.5
 FINISH_S = 10.0
 """Before it does, plans that fit by a closer look alone are looked for as if so many seconds were left at least."""
 
-Node = Kin | Sketch | Attempt
+Node = Kin | Sketch | Attempt | Unplaced
 
 
 @dataclass
@@ -99,6 +99,8 @@ class _State:
         nodes += () if self.helper is None else self.helper.away.values()
         found: dict[Candidate, float] = {}
         for node in nodes:
+            if isinstance(node, Unplaced):
+                continue
             for each in node.sketches if isinstance(node, Kin) else (node,):
                 found[each.candidate] = min(each.bound, found.get(each.candidate, math.inf))
         return found
@@ -139,7 +141,7 @@ class _State:
             return further
         return None if helper is None else helper.back(target_s)
 
-    def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | None:
+    def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | Unplaced | None:
         """Where the helper has not enough although it was given what there is, a node here with more attempts in it."""
         if self.helper is None or self.helper.attempts(target_s) >= enough:
             return None
@@ -202,6 +204,16 @@ class _State:
             nodes.append(self.kin.popleft())
         if nodes:
             self.helper.send(nodes, self.best.step_s)
+
+    def place(self, node: Unplaced, prices: Costing) -> dict[Candidate, float]:
+        """Bounds of its candidates, which are kin to count next."""
+        assert isinstance(prices, Prices)
+        bounds = node.place(prices)
+        if self.helper is not None:
+            self.helper.learn({unit: prices.placed(unit) for unit in prices.units(node.axis)})
+        fresh = kin_of([Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)])
+        self.kin = deque(sorted([*self.kin, *fresh], key=lambda kin: kin.bound))
+        return bounds
 
     def hear(self, wait_s: float = 0.0) -> None:
         """Take in what the helper has found, which is waited for where it is nothing yet."""
@@ -300,15 +312,18 @@ def search(
         space = Space(graph, cluster, request) if costing is None and known is None else None
         if waits():
             state.start(space)
-        candidates = enumerate_candidates(graph, cluster, request)
-        counted = sum(len(candidate.groups) for candidate in candidates)
-        if len(candidates) >= MANY:
+        candidates = candidates_of(graph, cluster, request)
+        if candidates.count >= MANY:
             state.start(space)
-        own = Prices(graph, cluster, request, candidates, known=known)
+        own = Prices(graph, cluster, request, candidates.kinds, known=known)
         prices = own if costing is None else costing
-        bounds = dict.fromkeys(candidates, 0.0)
         if costing is None:
-            bounds = bounds_of(TensorAxes(own, candidates), None if space is None else state.helper)
+            axes = TensorAxes(own, candidates)
+            bounds = bounds_of(axes, None if space is None else state.helper)
+            for unplaced in axes.unplaced():
+                state.push(unplaced)
+        else:
+            bounds = {candidate: 0.0 for kind in candidates.kinds for candidate in kind.candidates}
         possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
         state.kin.extend(kin_of(possible))
         costed = time.perf_counter()
@@ -325,7 +340,7 @@ def search(
         if state.best.found is None and beyond is not None:
             beyond.finish(max(deadline, time.perf_counter() + FINISH_S))
         if state.best.found is None:
-            found = last_resort(list(bounds), prices, graph, cluster, request, names, deadline, look)
+            found = last_resort(list(climb.bounds), prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
         state.last_words(scope)
@@ -337,7 +352,7 @@ def search(
     assert state.best.found is not None
     plan, prediction = state.best.found
     seconds = {"cost": costed - begin, "solve": time.perf_counter() - costed}
-    return SearchResult(plan, prediction, Certificate(lower_s, counted, state.solved), seconds, own)
+    return SearchResult(plan, prediction, Certificate(lower_s, candidates.count, state.solved), seconds, own)
 
 
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
@@ -364,6 +379,9 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
                 state.push(sketch)
         elif isinstance(node, Sketch):
             _nearer(node, state, scope, deadline)
+        elif isinstance(node, Unplaced):
+            climb.add(state.place(node, scope.prices))
+            continue
         elif state.heard:
             state.looked(*state.heard.popleft(), scope, here=False)
         else:

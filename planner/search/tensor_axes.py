@@ -2,47 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.ir.plan import TensorAxis
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, Candidates, Groups, Kind
 from planner.search.prices import Placements, Prices, Unit
 
-Groups = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
-"""A candidate's ZeRO groups, and those in which no block sends for every micro-batch."""
+Placed = Mapping[Unit, tuple[Placements, ...]]
+"""Placements by unit."""
 
 
 @dataclass(frozen=True)
 class KnownAxis:
-    """What is known of a tensor axis. ``placed``: by unit; ``bounds``: of each of its candidates, in their order, the ZeRO
-    groups that no other beats, and a bound of the step."""
+    """What is known of a tensor axis. ``bounds``: of each of its candidates, in their order, the ZeRO groups that no other
+    beats, and a bound of the step; ``apart_s``: such a bound of candidates over as many tensor ranks that lie farther apart."""
 
     axis: TensorAxis
-    placed: Mapping[Unit, tuple[Placements, ...]]
+    placed: Placed
     bounds: tuple[tuple[Groups, float], ...]
+    apart_s: float
+
+
+@dataclass
+class Unplaced:
+    """Candidates over a tensor axis that is not placed: no ``bound`` of their step is known but that of the tensor degree."""
+
+    axis: TensorAxis
+    kinds: tuple[Kind, ...]
+    bound: float
+
+    def place(self, prices: Prices) -> dict[Candidate, float]:
+        """Bounds of all of them, less the ZeRO groups that another beats."""
+        found: dict[Candidate, float] = {}
+        for kind in self.kinds:
+            for candidate in kind.candidates:
+                less = prices.without_beaten(candidate)
+                found[less] = max(self.bound, prices.bound(less))
+        return found
 
 
 class TensorAxes:
-    """All of them. ``prices``: of the ``candidates``."""
+    """All of them. ``prices``: of the ``candidates``, those over axes that are ``apart`` among them."""
 
-    def __init__(self, prices: Prices, candidates: Sequence[Candidate]) -> None:
-        self.prices, self.candidates = prices, candidates
+    def __init__(self, prices: Prices, candidates: Candidates) -> None:
+        self.prices, self.apart = prices, candidates.apart
+        self.candidates = [candidate for kind in candidates.nearest for candidate in kind.candidates]
         self._of: dict[TensorAxis, list[Candidate]] = {}
-        for candidate in candidates:
-            self._of.setdefault(prices.axis(candidate), []).append(candidate)
+        for candidate in self.candidates:
+            self._of.setdefault(prices.axis(candidate.mesh), []).append(candidate)
         self._known: dict[TensorAxis, KnownAxis] = {}
 
     @property
     def each(self) -> list[TensorAxis]:
-        """From one rank on."""
+        """Those that are placed before the search begins, from one rank on."""
         return sorted(self._of)
 
     def find(self, axis: TensorAxis) -> KnownAxis:
         """Place and bound one."""
         found = tuple(map(self._bounded, self._of[axis]))
-        self._known[axis] = KnownAxis(axis, {unit: self.prices.placed(unit) for unit in self.prices.units(axis)}, found)
+        apart = self.apart.get(axis[0], ()) if axis[1] == 1 else ()
+        placed = {unit: self.prices.placed(unit) for unit in self.prices.units(axis)}
+        self._known[axis] = KnownAxis(axis, placed, found, self.prices.bound_apart(apart) if apart else math.inf)
         return self._known[axis]
+
+    def unplaced(self) -> Iterator[Unplaced]:
+        """The others, as nodes of a search. Every axis of :attr:`each` must be known."""
+        for tensor, kinds in self.apart.items():
+            of_axis: dict[TensorAxis, list[Kind]] = {}
+            for kind in kinds:
+                of_axis.setdefault(self.prices.axis(kind.mesh), []).append(kind)
+            bound = self._known[tensor, 1].apart_s
+            yield from (Unplaced(axis, tuple(found), bound) for axis, found in of_axis.items())
 
     def _bounded(self, candidate: Candidate) -> tuple[Groups, float]:
         less = self.prices.without_beaten(candidate)
@@ -57,5 +89,5 @@ class TensorAxes:
     def bounds(self) -> dict[Candidate, float]:
         """Of all candidates, less the ZeRO groups that another beats, in their order. Every axis must be known."""
         of: dict[TensorAxis, Iterator[tuple[Groups, float]]] = {axis: iter(self._known[axis].bounds) for axis in self._of}
-        pairs = ((candidate, *next(of[self.prices.axis(candidate)])) for candidate in self.candidates)
+        pairs = ((candidate, *next(of[self.prices.axis(candidate.mesh)])) for candidate in self.candidates)
         return {candidate.with_groups(*groups): bound for candidate, groups, bound in pairs}

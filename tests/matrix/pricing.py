@@ -31,7 +31,7 @@ class VolumePricing:
             volume += PRODUCT_S * math.prod((outputs[0].elements(), operands[0].sizes(1)[-1]))
         return volume, volume, 0.0
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
         return LATENCY_S * len(strategy.forward), LATENCY_S * len(strategy.backward)
 
     def conversion_seconds(self, conversion: Conversion, whole: TensorType) -> tuple[float, float]:

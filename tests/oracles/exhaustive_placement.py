@@ -52,7 +52,8 @@ def _seconds(
     reads: list[tuple[str, Placement]] = []
     for node in body.nodes:
         strategy = chosen[node.name]
-        total += sum(pricing.node_seconds(body, node, strategy)) + sum(pricing.strategy_comm_seconds(strategy))
+        forward_s, backward_s = pricing.strategy_comm_seconds(strategy, grows=True)
+        total += sum(pricing.node_seconds(body, node, strategy)) + forward_s + backward_s * (node.name in body.asked)
         reads.extend(zip(node.operands, strategy.operands, strict=True))
         lies[node.name] = strategy.outputs[0]
     reads.extend((name, boundary.get(name, REPLICATE)) for name in body.outputs)
@@ -64,7 +65,11 @@ def _seconds(
         if step is None or (name in parameters and not _readable(lies[name], target)):
             return math.inf
         if lies[name] != target:
-            total += sum(pricing.conversion_seconds(step, body.types[name]))
+            forward_s, backward_s = pricing.conversion_seconds(step, body.types[name])
+            returned = name in body.differentiable and all(
+                reader.differentiable and reader.name in body.asked for reader in body.nodes if name in reader.operands
+            )
+            total += forward_s + backward_s * returned
     return total
 
 

@@ -44,7 +44,7 @@ class TablePricing:
         third = self.nodes.get((node.name, strategy.name), self.default_s) / 3
         return third, third, third
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
         """A second for each 10^9 bytes."""
         return sum(t.size_bytes for t in strategy.forward) / 1e9, sum(t.size_bytes for t in strategy.backward) / 1e9
 

@@ -181,7 +181,7 @@ class DensePricing:
             return 2.0 * node.type.elements(self.batch) * types[0].sizes(self.batch)[-1]
         return 0.0
 
-    def strategy_comm_seconds(self, strategy: OpStrategy) -> tuple[float, float]:
+    def strategy_comm_seconds(self, strategy: OpStrategy, *, grows: bool) -> tuple[float, float]:
         """Of the collectives inside."""
         return self._seconds(strategy.forward, self.batch), self._seconds(strategy.backward, self.batch)
 
