@@ -134,7 +134,7 @@ def price_graph(
     """Price what was counted. ``accumulation``: micro-batches of a step; ``engine``: what runs it; ``stages``: the ZeRO
     stages that are asked for."""
     pricing = Pricing(
-        cluster, mesh.tensor, counted.microbatch, mesh.tensor_stride, engine=engine, context=mesh.context, expert=mesh.expert
+        cluster, mesh.tensor, counted.microbatch, (mesh.tensor_stride,), engine=engine, context=mesh.context, expert=mesh.expert
     )
     blocks = _each(counted.blocks, partial(price_block, pricing=pricing, group=min(zero_group, mesh.data)))
     if counted.graph.tied and mesh.pipeline == 1 and engine.keeps == "operations":

@@ -34,14 +34,15 @@ CAST_BYTES = 3
 
 @dataclass(frozen=True)
 class Pricing:
-    """``degree``: ranks of the tensor axis, ``stride`` apart; ``microbatch``: samples of one call; ``accumulation``:
+    """``degree``: ranks of the tensor axis; ``strides``: how far apart they are (of several axes, the quickest counts);
+    ``microbatch``: samples of one call; ``accumulation``:
     micro-batches of a step, over which what happens once a step is spread; ``engine``: what runs it; ``context``,
     ``expert``: degrees of those axes, next to the tensor axis. Dtypes are those of the traced graph."""
 
     cluster: Cluster
     degree: int
     microbatch: int
-    stride: int = 1
+    strides: tuple[int, ...] = (1,)
     accumulation: int = 1
     engine: Engine = DEFAULT_ENGINE
     context: int = 1
@@ -111,15 +112,15 @@ class Pricing:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """How tensor ranks lie; the quickest one counts."""
-        return (span_of(self.cluster, self.degree, self.stride),)
+        """How tensor ranks lie."""
+        return tuple({span_of(self.cluster, self.degree, stride) for stride in self.strides})
 
     def exchange_seconds(self, exchange: Exchange) -> tuple[float, float]:
         """Forward and backward of what the context or the expert axis exchanges for one micro-batch."""
         degree = self.context if exchange.axis == "context" else self.expert
         if degree == 1:
             return 0.0, 0.0
-        span = span_of(self.cluster, degree, self.degree * self.stride)
+        span = span_of(self.cluster, degree, self.degree * self.strides[0])
         moved = (exchange, scattered_gradients(exchange, degree))
         alone = [(item, collective_s(item.kind, span, item.size_bytes)) for item in moved if item is not None]
         return sum(item.forward * s for item, s in alone), sum(item.backward * s for item, s in alone)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from cost_models.pipeline import actions_of, is_long
 from cost_models.schedules import legal
+from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.constraints import Combination, Constraints, Limit, Value
 from planner.constraints_conflicts import smallest_conflict
@@ -150,15 +151,20 @@ def candidates_of(graph: ModelGraph, cluster: Cluster, request: Request) -> Cand
     kinds = tuple(_every_kind(graph, cluster, request))
     if not kinds:
         _refuse(graph, cluster, request)
-    usual = {kind.mesh.tensor for kind in kinds if kind.mesh.tensor_stride == 1}
+    usual = {kind.mesh.tensor for kind in kinds if _is_near(kind.mesh, cluster)}
     nearest, apart = list[Kind](), dict[int, list[Kind]]()
     for kind in kinds:
-        tensor, stride = kind.mesh.tensor_axis
-        if stride == 1 or tensor not in usual:
+        if kind.mesh.tensor not in usual or _is_near(kind.mesh, cluster):
             nearest.append(kind)
         else:
-            apart.setdefault(tensor, []).append(kind)
+            apart.setdefault(kind.mesh.tensor, []).append(kind)
     return Candidates(tuple(nearest), {tensor: tuple(found) for tensor, found in apart.items()})
+
+
+def _is_near(mesh: Mesh, cluster: Cluster) -> bool:
+    """Whether tensor ranks have the links of the nearest."""
+    tensor, stride = mesh.tensor_axis
+    return stride == 1 or span_of(cluster, tensor, stride) == span_of(cluster, tensor, 1)
 
 
 def enumerate_candidates(graph: ModelGraph, cluster: Cluster, request: Request) -> list[Candidate]:

@@ -1,10 +1,11 @@
 """What candidates cost, found out as late and as seldom as possible.
 
-Placements are solved at two reference micro-batches of each tensor axis (a degree and its links) and priced at all others.
-The prices of blocks depend on (tensor axis, micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on
-whether there are a pipeline and several micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` prices
-them per sample of a huge micro-batch: what a kernel or a collective takes for one sample never grows with the micro-batch,
-because latencies and starts are shared, larger kernels are more efficient and the last, partly filled tile weighs less.
+Placements are solved at two reference micro-batches of each tensor degree, for ranks that are nearest each other and for ranks
+that are not, and priced at all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis,
+micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on whether there are a pipeline and several
+micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` prices them per sample of a huge micro-batch: what a
+kernel or a collective takes for one sample never grows with the micro-batch, because latencies and starts are shared, larger
+kernels are more efficient and the last, partly filled tile weighs less.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.costing import LeastPricing, PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
+from planner.costing.strides import strides_apart
 from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
-from planner.ir.costed import CostedGraph, StateCost
+from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.ir.plan import Mesh, ScheduleName, TensorAxis
@@ -46,8 +48,10 @@ Placements = Mapping[str, BodyPlacement]
 StateKey = tuple[int, int, TensorAxis, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
 """What decides the prices of parameters: (data, its stride, tensor axis, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
-Unit = tuple[TensorAxis, int]
-"""A tensor axis and a reference micro-batch."""
+Split = tuple[int, bool]
+"""A tensor degree, and whether its ranks are nearest each other."""
+Unit = tuple[Split, int]
+"""A split and a reference micro-batch."""
 
 
 def _again(state: Mapping[str, Any]) -> Prices:
@@ -77,9 +81,11 @@ class _Held:
 
 
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
-    """The placements of a graph over a tensor axis that are best at one micro-batch."""
-    (tensor, stride), micro = unit
-    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro, stride), rules=rules)
+    """The placements of a graph that are best at one micro-batch; of all tensor axes whose ranks are farther apart, over the
+    links that are quickest."""
+    (tensor, nearest), micro = unit
+    strides = (1,) if nearest else strides_apart(graph, cluster, tensor)
+    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro, strides), rules=rules)
     return tuple(option.placements for option in options)
 
 
@@ -102,10 +108,10 @@ class Prices:
         *, known: Prices | None = None,
     ) -> None:
         self.graph, self.cluster, self.request, self._known = as_run(graph, cluster.chip), cluster, request, known
-        micros: dict[TensorAxis, set[int]] = defaultdict(set)
+        micros: dict[Split, set[int]] = defaultdict(set)
         self._axes: dict[TensorAxis, TensorAxis] = {}
         for each in candidates:
-            micros[self.axis(each.mesh)].add(each.micro)
+            micros[self._split(each.mesh)].add(each.micro)
         self._micros = micros
         self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
@@ -115,8 +121,8 @@ class Prices:
     def _begin(self) -> None:
         """Nothing is known but placements."""
         self._rules = remembered(strategy_table)
-        self._options: dict[TensorAxis, tuple[Placements, ...]] = {}
-        self._graphs: dict[TensorAxis, PlacedGraph] = {}
+        self._options: dict[Split, tuple[Placements, ...]] = {}
+        self._graphs: dict[Split, PlacedGraph] = {}
         self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, _Sample]] = {}
@@ -138,16 +144,16 @@ class Prices:
         return self._costed[candidate.group]
 
     def _price(self, candidate: Candidate) -> CostedGraph | None:
-        axis = self.axis(candidate.mesh)
-        if not self.options(axis):
+        axis, split = self.axis(candidate.mesh), self._split(candidate.mesh)
+        if not self.options(split):
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
         # Gradients of shared parameters wait for each other where no pipeline parts their blocks.
         beside = bool(self.graph.tied) and candidate.mesh.pipeline == 1
         key = (axis, candidate.micro, candidate.zero_group == 1, beside)
-        first = self._home(axis)._first
+        first = self._home(split)._first
         if key not in first:
-            counted = self._placed_graph(axis).measure(candidate.micro)
+            counted = self._placed_graph(split).measure(candidate.micro)
             # States are those of the candidate's own data axis.
             first[key] = price_graph(
                 counted, self.cluster, mesh=candidate.mesh, precision=self.request.precision, zero_group=candidate.zero_group,
@@ -166,52 +172,57 @@ class Prices:
             self._axes[axis] = next((other for other in alike if span_of(self.cluster, *other) == span), axis)
         return self._axes[axis]
 
-    def _home(self, axis: TensorAxis) -> Prices:
-        """The prices that placements and blocks over a tensor axis are kept with: ``known``, where they are the same there."""
+    def _split(self, mesh: Mesh) -> Split:
+        tensor, stride = self.axis(mesh)
+        return tensor, stride == 1
+
+    def _home(self, split: Split) -> Prices:
+        """The prices that placements and blocks of a split are kept with: ``known``, where they are the same there."""
         known = self._known
         if known is None or known.graph is not self.graph or known.request.precision != self.request.precision:
             return self
         if replace(known.cluster.chip, memory_bytes=self.cluster.chip.memory_bytes) != self.cluster.chip:
             return self
-        if axis not in known._micros or known._references(axis) != self._references(axis):
+        tensor, nearest = split
+        if split not in known._micros or known._references(split) != self._references(split):
             return self
-        if span_of(known.cluster, *axis) != span_of(self.cluster, *axis):
+        if span_of(known.cluster, tensor, 1) != span_of(self.cluster, tensor, 1):
             return self
-        return known._home(axis)
+        return known._home(split) if nearest or known.cluster.levels == self.cluster.levels else self
 
-    def _references(self, axis: TensorAxis) -> tuple[int, ...]:
+    def _references(self, split: Split) -> tuple[int, ...]:
         """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave."""
         found = set[int]()
-        for micros in (self._usual.get(axis[0], set()), self._micros[axis]):
+        for micros in (self._usual.get(split[0], set()), self._micros[split]):
             smallest = min(micros, default=0)
             found.update({smallest, max(micro for micro in micros if micro <= REFERENCE_STEP * smallest)} if micros else ())
         return tuple(sorted(found))
 
-    def options(self, axis: TensorAxis) -> tuple[Placements, ...]:
-        """The distinct placements over a tensor axis."""
-        home = self._home(axis)
+    def options(self, split: Split) -> tuple[Placements, ...]:
+        """The distinct placements of a split."""
+        home = self._home(split)
         if home is not self:
-            return home.options(axis)
-        if axis not in self._options:
+            return home.options(split)
+        if split not in self._options:
             found: list[Placements] = []
-            for micro in self._references(axis):
-                found += [placements for placements in self.placed((axis, micro)) if placements not in found]
-            self._options[axis] = tuple(found)
-        return self._options[axis]
+            for micro in self._references(split):
+                found += [placements for placements in self.placed((split, micro)) if placements not in found]
+            self._options[split] = tuple(found)
+        return self._options[split]
 
-    def _placed_graph(self, axis: TensorAxis) -> PlacedGraph:
+    def _placed_graph(self, split: Split) -> PlacedGraph:
         """The graph under those, where it is measured at every micro-batch."""
-        home = self._home(axis)
-        if axis not in home._graphs:
-            home._graphs[axis] = PlacedGraph(self.graph, axis[0], home.options(axis))
-        return home._graphs[axis]
+        home = self._home(split)
+        if split not in home._graphs:
+            home._graphs[split] = PlacedGraph(self.graph, split[0], home.options(split))
+        return home._graphs[split]
 
-    def units(self, axis: TensorAxis) -> list[Unit]:
-        """What is placed over a tensor axis, as far as that takes time."""
-        return [(axis, micro) for micro in self._references(axis)] if axis[0] > 1 and self._home(axis) is self else []
+    def units(self, split: Split) -> list[Unit]:
+        """What is placed, as far as that takes time."""
+        return [(split, micro) for micro in self._references(split)] if split[0] > 1 and self._home(split) is self else []
 
     def placed(self, unit: Unit) -> tuple[Placements, ...]:
-        """The placements over a tensor axis that are best at one micro-batch."""
+        """The placements that are best at one micro-batch."""
         if unit not in self._placed:
             self._placed[unit] = placements_of(self.graph, self.cluster, unit, self._rules)
         return self._placed[unit]
@@ -226,26 +237,26 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
-        states, key = self._states_beside(self.axis(candidate.mesh)), self._state_key(candidate)
+        states, key = self._states_beside(self._split(candidate.mesh)), self._state_key(candidate)
         if key not in states:
             (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
 
-    def _states_beside(self, axis: TensorAxis) -> dict[StateKey, tuple[StateCosts, ...]]:
-        """Where what parameters cost beside a tensor axis is kept."""
-        home = self._home(axis)
+    def _states_beside(self, split: Split) -> dict[StateKey, tuple[StateCosts, ...]]:
+        """Where what parameters cost beside tensor ranks is kept."""
+        home = self._home(split)
         return home._states if home.cluster.levels == self.cluster.levels else self._states
 
     def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
         """In each ZeRO group of a candidate."""
         return states_by_group(
-            self.graph, self.options(self.axis(candidate.mesh)), self.cluster, candidate.mesh, self.request.precision,
+            self.graph, self.options(self._split(candidate.mesh)), self.cluster, candidate.mesh, self.request.precision,
             candidate.groups, candidate.accumulation, stages,
         )
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups that a larger one beats."""
-        if len(candidate.groups) == 1 or not self.options(self.axis(candidate.mesh)):
+        if len(candidate.groups) == 1 or not self.options(self._split(candidate.mesh)):
             return candidate
         stages = self._allowed_to(candidate).zero
         key = self._state_key(candidate), stages
@@ -267,7 +278,7 @@ class Prices:
 
     def _price_groups(self, candidate: Candidate) -> None:
         """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
-        known, copies = self._states_beside(self.axis(candidate.mesh)), self.states(candidate.first)
+        known, copies = self._states_beside(self._split(candidate.mesh)), self.states(candidate.first)
         alone = [each for each in candidate.each if self._state_key(each) not in known]
         for stages in (ONCE, ZERO_STAGES):
             some = [each for each in alone if (stages is ONCE) == bool(each.once_groups)]
@@ -282,7 +293,7 @@ class Prices:
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
-        if not self.options(self.axis(candidate.mesh)):
+        if not self.options(self._split(candidate.mesh)):
             return float("inf")
         allowed = self._allowed_to(candidate)
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
@@ -292,13 +303,23 @@ class Prices:
             self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
-    def bound_apart(self, kinds: Sequence[Kind]) -> float:
-        """A lower bound of the step of candidates over one tensor degree, before they are placed: every rank has a mean share
-        of the least work of all samples, each as one of a huge micro-batch; infinite where there is no placement."""
-        axes = {self.axis(kind.mesh) for kind in kinds}
-        ((tensor, _), *_) = axes
-        pricing = LeastPricing(self.cluster, tensor, HUGE_MICROBATCH, strides=tuple(sorted(stride for _, stride in axes)))
-        sample_s = least_seconds(self.graph, tensor, pricing, self._rules) / HUGE_MICROBATCH
+    def bound_apart(self, tensor: int) -> float:
+        """A lower bound of the step of candidates whose tensor ranks are not nearest each other, before they are placed;
+        infinite where there is no placement."""
+        strides = strides_apart(self.graph, self.cluster, tensor)
+        pricing = LeastPricing(self.cluster, tensor, HUGE_MICROBATCH, strides)
+        return self._shared(tensor, least_seconds(self.graph, tensor, pricing, self._rules) / HUGE_MICROBATCH)
+
+    def bound_over(self, axis: TensorAxis) -> float:
+        """The same of those over one tensor axis, when they are placed."""
+        tensor, stride = axis
+        if not self.options((tensor, stride == 1)):
+            return float("inf")
+        samples = self._least_samples(axis, RECOMPUTE_LEVELS)
+        return self._shared(tensor, sum(count * samples[name].work_s for name, count in self._counts.items()))
+
+    def _shared(self, tensor: int, sample_s: float) -> float:
+        """Every rank's mean share of the work of all samples, each as one of a huge micro-batch."""
         return sample_s * self.request.batch * tensor / self.cluster.devices
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
@@ -326,13 +347,14 @@ class Prices:
         return self._least_held[key]
 
     def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, _Sample]:
-        home = self._home(axis)
+        tensor, stride = axis
+        split = tensor, stride == 1
+        home = self._home(split)
         if home is not self:
             return home._least_samples(axis, levels)
         if axis not in self._huge:
-            tensor, stride = axis
-            pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, stride)
-            self._huge[axis] = least_costs(self._placed_graph(axis), pricing)
+            pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, (stride,))
+            self._huge[axis] = least_costs(self._placed_graph(split), pricing)
         if (axis, levels) not in self._samples:
             self._samples[axis, levels] = {name: _least_sample(name, self._huge[axis], levels) for name in self._counts}
         return self._samples[axis, levels]

@@ -206,11 +206,15 @@ class _State:
             self.helper.send(nodes, self.best.step_s)
 
     def place(self, node: Unplaced, prices: Costing) -> dict[Candidate, float]:
-        """Bounds of its candidates, which are kin to count next."""
+        """Bounds of its candidates, which are kin to count next; none where these may wait when it is placed."""
         assert isinstance(prices, Prices)
-        bounds = node.place(prices)
-        if self.helper is not None:
-            self.helper.learn({unit: prices.placed(unit) for unit in prices.units(node.axis)})
+        if not node.placed:
+            placed = node.place(prices)
+            if self.helper is not None:
+                self.helper.learn(placed)
+            self.push(node)
+            return {}
+        bounds = node.bounds(prices)
         fresh = kin_of([Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)])
         self.kin = deque(sorted([*self.kin, *fresh], key=lambda kin: kin.bound))
         return bounds

@@ -27,14 +27,21 @@ class KnownAxis:
 
 @dataclass
 class Unplaced:
-    """Candidates over a tensor axis that is not placed: no ``bound`` of their step is known but that of the tensor degree."""
+    """Candidates over a tensor axis whose ranks are not nearest each other: no ``bound`` of their step is known but that of the
+    tensor degree; where they are ``placed``, of the axis."""
 
     axis: TensorAxis
     kinds: tuple[Kind, ...]
     bound: float
+    placed: bool = False
 
-    def place(self, prices: Prices) -> dict[Candidate, float]:
-        """Bounds of all of them, less the ZeRO groups that another beats."""
+    def place(self, prices: Prices) -> Placed:
+        """How all such axes of the degree are placed."""
+        self.placed, self.bound = True, max(self.bound, prices.bound_over(self.axis))
+        return {unit: prices.placed(unit) for unit in prices.units((self.axis[0], False))}
+
+    def bounds(self, prices: Prices) -> dict[Candidate, float]:
+        """Of each of them, less the ZeRO groups that another beats."""
         found: dict[Candidate, float] = {}
         for kind in self.kinds:
             for candidate in kind.candidates:
@@ -63,8 +70,8 @@ class TensorAxes:
         """Place and bound one."""
         found = tuple(map(self._bounded, self._of[axis]))
         apart = self.apart.get(axis[0], ()) if axis[1] == 1 else ()
-        placed = {unit: self.prices.placed(unit) for unit in self.prices.units(axis)}
-        self._known[axis] = KnownAxis(axis, placed, found, self.prices.bound_apart(apart) if apart else math.inf)
+        placed = {unit: self.prices.placed(unit) for unit in self.prices.units((axis[0], axis[1] == 1))}
+        self._known[axis] = KnownAxis(axis, placed, found, self.prices.bound_apart(axis[0]) if apart else math.inf)
         return self._known[axis]
 
     def unplaced(self) -> Iterator[Unplaced]:
