@@ -22,7 +22,7 @@ from planner.ir.graph import ModelGraph
 from planner.ir.serialize import fingerprint
 from planner.job import Objective
 from planner.search import Certificate, Request, SearchResult
-from planner.search.candidates import enumerate_candidates
+from planner.search.candidates import candidates_of, enumerate_candidates
 from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall, unplaceable
@@ -176,8 +176,9 @@ def _fewest_devices(
         part = resize(cluster, nodes, per_node)
         bounds[part.devices] = device_s / part.devices
         if bounds[part.devices] <= limit_s:
-            least_s, known = _least_step(graph, part, request, known)
-            bounds[part.devices] = max(bounds[part.devices], least_s)
+            least_s, known = _least_step(graph, part, request, limit_s, known)
+            if least_s > limit_s:
+                bounds[part.devices] = least_s
         if bounds[part.devices] > limit_s:
             continue
         progress(f"trying {nodes} x {per_node} devices")
@@ -210,16 +211,21 @@ def _likeliest(bounds: Mapping[int, float], cluster: Cluster, resize: Resize) ->
     return cluster if bounds.get(devices, math.inf) == math.inf else resize(cluster, *sizes[devices])
 
 
-def _least_step(graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> tuple[float, Prices | None]:
-    """Seconds that no plan goes below whatever memory it takes, in closed form, and what was priced for it; infinite where
-    constraints leave no candidate."""
+def _least_step(
+    graph: ModelGraph, cluster: Cluster, request: Request, limit_s: float, known: Prices | None
+) -> tuple[float, Prices | None]:
+    """Seconds that no plan goes below whatever memory it takes, in closed form, and what was priced for it, or something
+    below the limit; infinite where constraints leave no candidate."""
     roomy = replace(cluster, chip=replace(cluster.chip, memory_bytes=ROOM))
     try:
-        candidates = enumerate_candidates(graph, roomy, request)
+        candidates = candidates_of(graph, roomy, request)
     except PinError:
         return math.inf, known
-    prices = Prices(graph, roomy, request, candidates, known=known)
-    return min(map(prices.bound, candidates)), prices
+    prices = Prices(graph, roomy, request, candidates.kinds, known=known)
+    least_s = min(prices.bound(candidate) for kind in candidates.nearest for candidate in kind.candidates)
+    if least_s > limit_s:
+        least_s = min([least_s, *map(prices.bound_over, {prices.axis(kind.mesh) for kind in candidates.apart})])
+    return least_s, prices
 
 
 def _below(limit_s: float, graph: ModelGraph, cluster: Cluster, request: Request, known: Prices | None) -> SearchResult:

@@ -3,10 +3,9 @@
 from planner.costing.blocks import cost_block
 from planner.costing.graphs import GraphWork, PlacedGraph, cost_graph, least_costs, measure_graph, price_graph, state_costs
 from planner.costing.kernels import as_run
-from planner.costing.least_pricing import LeastPricing
 from planner.costing.pricing import Pricing
 
 __all__ = [
-    "GraphWork", "LeastPricing", "PlacedGraph", "Pricing", "as_run", "cost_block", "cost_graph", "least_costs", "measure_graph",
+    "GraphWork", "PlacedGraph", "Pricing", "as_run", "cost_block", "cost_graph", "least_costs", "measure_graph",
     "price_graph", "state_costs",
 ]

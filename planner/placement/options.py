@@ -7,7 +7,6 @@ solved once; those that share some are one problem.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,14 +102,6 @@ def place_graph(
         for option in _best_options(solver, boundary)
     ]
     return _undominated(options)
-
-
-def least_seconds(graph: ModelGraph, degree: int, pricing: Pricing, rules: Rules = strategy_table) -> float:
-    """Forward and backward of one micro-batch over the whole chain, on ranks that hold all of it: no option of
-    :func:`place_graph` takes less at these prices, wherever that solves for. Infinite where the degree fits no placement."""
-    solver = _Solver(graph, degree, pricing, remembered(rules), 0.0, Known(ties=0.0), {})
-    options = (solver.best(boundary, 1.0) for boundary in boundary_candidates(graph, degree))
-    return min((option.seconds for option in options if option is not None), default=math.inf)
 
 
 def _undominated(options: list[Option]) -> tuple[Option, ...]:

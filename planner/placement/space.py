@@ -96,13 +96,12 @@ class Vertex:
 class Known:
     """What the spaces of one graph, degree and pricing share, filled as they ask. ``seconds``: of every node under every
     strategy, by body; ``conversions``: seconds and number of collectives of a conversion, None where it is illegal;
-    ``placements``: by their numbers; ``ties``: the weight of what only decides ties."""
+    ``placements``: by their numbers."""
 
     seconds: dict[str, Mapping[tuple[str, int], float]] = field(default_factory=dict)
     conversions: dict[tuple[Value, int, int], tuple[float, int] | None] = field(default_factory=dict)
     placements: list[Placement] = field(default_factory=list)
     numbers: dict[Placement, int] = field(default_factory=dict)
-    ties: float = 1.0
 
     def number(self, placement: Placement) -> int:
         """The number that stands for a placement and all that equal it."""
@@ -161,7 +160,7 @@ class Space:
         known = self.known.conversions[key]
         if known is None or source == target:
             return None if known is None else 0.0
-        return known[0] / self.unit_s + known[1] * COLLECTIVE_UNITS * self.known.ties
+        return known[0] / self.unit_s + known[1] * COLLECTIVE_UNITS
 
     def _conversion(self, value: Value, source: Placement, target: Placement) -> tuple[float, int] | None:
         """Seconds and collectives, forward and backward; None where it cannot be done."""
@@ -342,7 +341,7 @@ def _source(known: Known, name: str, candidates: Sequence[Placement]) -> Vertex:
 
 def _parameter(known: Known, name: str, prices: Mapping[Placement, float]) -> Vertex:
     return Vertex(name, (), (name,), tuple(
-        Choice((), (known.number(placed),), price + known.ties * _order(name, str(placed)), ((name, placed),))
+        Choice((), (known.number(placed),), price + _order(name, str(placed)), ((name, placed),))
         for placed, price in prices.items()
     ))
 
@@ -386,7 +385,7 @@ def _operation(
         Choice(
             tuple(map(known.number, strategy.operands)),
             tuple(known.number(strategy.outputs[position]) for position in positions),
-            price + known.ties * _tie(node, strategy),
+            price + _tie(node, strategy),
             ((node.name, strategy),),
         )
         for strategy, price in zip(strategies, prices, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -128,15 +128,15 @@ class Kind:
 @dataclass(frozen=True)
 class Candidates:
     """All of a search. ``nearest``: those whose tensor ranks are nearest each other, or all over a tensor degree that has none
-    such; ``apart``: the others, by tensor degree."""
+    such; ``apart``: the others."""
 
     nearest: tuple[Kind, ...]
-    apart: Mapping[int, tuple[Kind, ...]]
+    apart: tuple[Kind, ...]
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """All."""
-        return *self.nearest, *itertools.chain.from_iterable(self.apart.values())
+        return *self.nearest, *self.apart
 
     @property
     def count(self) -> int:
@@ -148,17 +148,17 @@ def candidates_of(graph: ModelGraph, cluster: Cluster, request: Request) -> Cand
     """Everything that constraints, batch and schedules allow. Raises PinError where they leave nothing."""
     _check_patterns(graph, request.constraints)
     _check_schedules(graph, request.constraints)
-    kinds = tuple(_every_kind(graph, cluster, request))
+    kinds = [
+        (_is_near(mesh, cluster), kind) for mesh in meshes_of(graph, cluster, request.constraints)
+        for kind in _kinds(graph, cluster, request.constraints, request.batch, mesh)
+    ]
     if not kinds:
         _refuse(graph, cluster, request)
-    usual = {kind.mesh.tensor for kind in kinds if _is_near(kind.mesh, cluster)}
-    nearest, apart = list[Kind](), dict[int, list[Kind]]()
-    for kind in kinds:
-        if kind.mesh.tensor not in usual or _is_near(kind.mesh, cluster):
-            nearest.append(kind)
-        else:
-            apart.setdefault(kind.mesh.tensor, []).append(kind)
-    return Candidates(tuple(nearest), {tensor: tuple(found) for tensor, found in apart.items()})
+    usual = {kind.mesh.tensor for near, kind in kinds if near}
+    return Candidates(
+        tuple(kind for near, kind in kinds if near or kind.mesh.tensor not in usual),
+        tuple(kind for near, kind in kinds if not near and kind.mesh.tensor in usual),
+    )
 
 
 def _is_near(mesh: Mesh, cluster: Cluster) -> bool:

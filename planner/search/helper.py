@@ -32,7 +32,7 @@ from planner.search.families import Scope
 from planner.search.nodes import Attempt, Kin, Sketch
 from planner.search.prices import Prices
 from planner.search.request import Look, Request
-from planner.search.tensor_axes import KnownAxis, Placed, TensorAxes
+from planner.search.tensor_axes import KnownAxis, TensorAxes
 from planner.workers import start_process
 
 WORTH_AGAIN = 2
@@ -195,10 +195,6 @@ class Helper:
         self._sent += len(fresh)
         self._order(Order(step_s, tuple(fresh)))
 
-    def learn(self, placed: Placed) -> None:
-        """Say how tensor axes are placed, of which it is sent candidates next."""
-        self._orders.put(pickle.dumps(placed))
-
     def tell(self, step_s: float) -> None:
         """Say how quick the best plan is."""
         if step_s < self._step_s:
@@ -321,11 +317,6 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             order = orders.get()
             if order is None:
                 return
-            if not isinstance(order, Order):
-                assert isinstance(begin.scope.prices, Prices)
-                for unit, placed in order.items():
-                    begin.scope.prices.learn(unit, placed)
-                continue
             best.step_s = min(best.step_s, order.step_s)
             waiting.update((fresh.name, fresh) for fresh in order.fresh)
             if order.dropped is not None:

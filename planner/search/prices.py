@@ -19,7 +19,7 @@ from typing import Any
 from cost_models.live import both_at_once
 from cost_models.spans import span_of
 from hardware_profiles import Cluster
-from planner.costing import LeastPricing, PlacedGraph, Pricing, as_run, price_graph
+from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
 from planner.costing.strides import strides_apart
 from planner.evaluate import backward_seconds, forward_seconds
@@ -28,7 +28,7 @@ from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph, StateCost
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.ir.plan import Mesh, ScheduleName, TensorAxis
-from planner.placement import least_seconds, place_graph
+from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
 from planner.search.candidates import Candidate, Group, Kind, allowed_choices, shape_of
@@ -191,12 +191,13 @@ class Prices:
         return known._home(split) if nearest or known.cluster.levels == self.cluster.levels else self
 
     def _references(self, split: Split) -> tuple[int, ...]:
-        """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave."""
+        """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave; the
+        largest of these where tensor ranks are not nearest each other, which seldom pays."""
         found = set[int]()
         for micros in (self._usual.get(split[0], set()), self._micros[split]):
             smallest = min(micros, default=0)
             found.update({smallest, max(micro for micro in micros if micro <= REFERENCE_STEP * smallest)} if micros else ())
-        return tuple(sorted(found))
+        return tuple(sorted(found)) if split[1] else tuple(sorted(found))[-1:]
 
     def options(self, split: Split) -> tuple[Placements, ...]:
         """The distinct placements of a split."""
@@ -303,23 +304,13 @@ class Prices:
             self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
-    def bound_apart(self, tensor: int) -> float:
-        """A lower bound of the step of candidates whose tensor ranks are not nearest each other, before they are placed;
-        infinite where there is no placement."""
-        strides = strides_apart(self.graph, self.cluster, tensor)
-        pricing = LeastPricing(self.cluster, tensor, HUGE_MICROBATCH, strides)
-        return self._shared(tensor, least_seconds(self.graph, tensor, pricing, self._rules) / HUGE_MICROBATCH)
-
     def bound_over(self, axis: TensorAxis) -> float:
-        """The same of those over one tensor axis, when they are placed."""
+        """The same of all candidates over a tensor axis: every rank has a mean share of the work of all samples."""
         tensor, stride = axis
         if not self.options((tensor, stride == 1)):
             return float("inf")
         samples = self._least_samples(axis, RECOMPUTE_LEVELS)
-        return self._shared(tensor, sum(count * samples[name].work_s for name, count in self._counts.items()))
-
-    def _shared(self, tensor: int, sample_s: float) -> float:
-        """Every rank's mean share of the work of all samples, each as one of a huge micro-batch."""
+        sample_s = sum(count * samples[name].work_s for name, count in self._counts.items())
         return sample_s * self.request.batch * tensor / self.cluster.devices
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:

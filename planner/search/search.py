@@ -9,7 +9,7 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,7 @@ from planner.search.prices import Prices
 from planner.search.refusal import last_resort
 from planner.search.request import Certificate, Look, News, Request, SearchResult, as_it_is, no_news
 from planner.search.solve import Fingerprints
-from planner.search.tensor_axes import TensorAxes, Unplaced
+from planner.search.tensor_axes import Apart, TensorAxes
 
 PROBED = 2
 """Chains of a candidate that get an early plan."""
@@ -56,7 +56,7 @@ UNTIL_ANY = 0.5
 FINISH_S = 10.0
 """Before it does, plans that fit by a closer look alone are looked for as if so many seconds were left at least."""
 
-Node = Kin | Sketch | Attempt | Unplaced
+Node = Kin | Sketch | Attempt | Apart
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _State:
         nodes += () if self.helper is None else self.helper.away.values()
         found: dict[Candidate, float] = {}
         for node in nodes:
-            if isinstance(node, Unplaced):
+            if isinstance(node, Apart):
                 continue
             for each in node.sketches if isinstance(node, Kin) else (node,):
                 found[each.candidate] = min(each.bound, found.get(each.candidate, math.inf))
@@ -141,7 +141,7 @@ class _State:
             return further
         return None if helper is None else helper.back(target_s)
 
-    def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | Unplaced | None:
+    def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | Apart | None:
         """Where the helper has not enough although it was given what there is, a node here with more attempts in it."""
         if self.helper is None or self.helper.attempts(target_s) >= enough:
             return None
@@ -205,19 +205,10 @@ class _State:
         if nodes:
             self.helper.send(nodes, self.best.step_s)
 
-    def place(self, node: Unplaced, prices: Costing) -> dict[Candidate, float]:
-        """Bounds of its candidates, which are kin to count next; none where these may wait when it is placed."""
-        assert isinstance(prices, Prices)
-        if not node.placed:
-            placed = node.place(prices)
-            if self.helper is not None:
-                self.helper.learn(placed)
-            self.push(node)
-            return {}
-        bounds = node.bounds(prices)
-        fresh = kin_of([Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)])
+    def add(self, bounds: Mapping[Candidate, float]) -> None:
+        """Candidates to count."""
+        fresh = kin_of(Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound))
         self.kin = deque(sorted([*self.kin, *fresh], key=lambda kin: kin.bound))
-        return bounds
 
     def hear(self, wait_s: float = 0.0) -> None:
         """Take in what the helper has found, which is waited for where it is nothing yet."""
@@ -324,12 +315,11 @@ def search(
         if costing is None:
             axes = TensorAxes(own, candidates)
             bounds = bounds_of(axes, None if space is None else state.helper)
-            for unplaced in axes.unplaced():
-                state.push(unplaced)
+            for apart in axes.apart():
+                state.push(apart)
         else:
             bounds = {candidate: 0.0 for kind in candidates.kinds for candidate in kind.candidates}
-        possible = [Sketch(candidate, bound) for candidate, bound in bounds.items() if math.isfinite(bound)]
-        state.kin.extend(kin_of(possible))
+        state.add(bounds)
         costed = time.perf_counter()
         scope, limit_s = Scope(graph, prices, cluster, request, names), request.time_limit_s
         deadline = math.inf if limit_s is None else costed + limit_s
@@ -383,8 +373,11 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
                 state.push(sketch)
         elif isinstance(node, Sketch):
             _nearer(node, state, scope, deadline)
-        elif isinstance(node, Unplaced):
-            climb.add(state.place(node, scope.prices))
+        elif isinstance(node, Apart):
+            assert isinstance(scope.prices, Prices)
+            bounds = node.bounds(scope.prices)
+            state.add(bounds)
+            climb.add(bounds)
             continue
         elif state.heard:
             state.looked(*state.heard.popleft(), scope, here=False)

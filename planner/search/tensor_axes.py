@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,55 +9,44 @@ from planner.ir.plan import TensorAxis
 from planner.search.candidates import Candidate, Candidates, Groups, Kind
 from planner.search.prices import Placements, Prices, Unit
 
-Placed = Mapping[Unit, tuple[Placements, ...]]
-"""Placements by unit."""
-
 
 @dataclass(frozen=True)
 class KnownAxis:
-    """What is known of a tensor axis. ``bounds``: of each of its candidates, in their order, the ZeRO groups that no other
-    beats, and a bound of the step; ``apart_s``: such a bound of candidates over as many tensor ranks that lie farther apart."""
+    """What is known of a tensor axis. ``placed``: by unit; ``bounds``: of each of its candidates, in their order, the ZeRO
+    groups that no other beats, and a bound of the step; ``apart``: other axes of as many ranks that are not nearest each other,
+    which are placed too, each with one bound."""
 
     axis: TensorAxis
-    placed: Placed
+    placed: Mapping[Unit, tuple[Placements, ...]]
     bounds: tuple[tuple[Groups, float], ...]
-    apart_s: float
+    apart: Mapping[TensorAxis, float]
 
 
-@dataclass
-class Unplaced:
-    """Candidates over a tensor axis whose ranks are not nearest each other: no ``bound`` of their step is known but that of the
-    tensor degree; where they are ``placed``, of the axis."""
+@dataclass(frozen=True)
+class Apart:
+    """Candidates over a tensor axis whose ranks are not nearest each other, with a ``bound`` of their step."""
 
-    axis: TensorAxis
     kinds: tuple[Kind, ...]
     bound: float
-    placed: bool = False
-
-    def place(self, prices: Prices) -> Placed:
-        """How all such axes of the degree are placed."""
-        self.placed, self.bound = True, max(self.bound, prices.bound_over(self.axis))
-        return {unit: prices.placed(unit) for unit in prices.units((self.axis[0], False))}
 
     def bounds(self, prices: Prices) -> dict[Candidate, float]:
         """Of each of them, less the ZeRO groups that another beats."""
-        found: dict[Candidate, float] = {}
-        for kind in self.kinds:
-            for candidate in kind.candidates:
-                less = prices.without_beaten(candidate)
-                found[less] = max(self.bound, prices.bound(less))
-        return found
+        less = (prices.without_beaten(candidate) for kind in self.kinds for candidate in kind.candidates)
+        return {candidate: max(self.bound, prices.bound(candidate)) for candidate in less}
 
 
 class TensorAxes:
-    """All of them. ``prices``: of the ``candidates``, those over axes that are ``apart`` among them."""
+    """All of them. ``prices``: of the ``candidates``."""
 
     def __init__(self, prices: Prices, candidates: Candidates) -> None:
-        self.prices, self.apart = prices, candidates.apart
+        self.prices = prices
         self.candidates = [candidate for kind in candidates.nearest for candidate in kind.candidates]
         self._of: dict[TensorAxis, list[Candidate]] = {}
         for candidate in self.candidates:
             self._of.setdefault(prices.axis(candidate.mesh), []).append(candidate)
+        self._apart: dict[TensorAxis, list[Kind]] = {}
+        for kind in candidates.apart:
+            self._apart.setdefault(prices.axis(kind.mesh), []).append(kind)
         self._known: dict[TensorAxis, KnownAxis] = {}
 
     @property
@@ -67,21 +55,19 @@ class TensorAxes:
         return sorted(self._of)
 
     def find(self, axis: TensorAxis) -> KnownAxis:
-        """Place and bound one."""
-        found = tuple(map(self._bounded, self._of[axis]))
-        apart = self.apart.get(axis[0], ()) if axis[1] == 1 else ()
-        placed = {unit: self.prices.placed(unit) for unit in self.prices.units((axis[0], axis[1] == 1))}
-        self._known[axis] = KnownAxis(axis, placed, found, self.prices.bound_apart(axis[0]) if apart else math.inf)
+        """Place and bound one, and those of as many ranks that are apart."""
+        tensor, stride = axis
+        bounds = tuple(map(self._bounded, self._of[axis]))
+        apart = {other: self.prices.bound_over(other) for other in self._apart if other[0] == tensor and stride == 1}
+        splits = {(tensor, stride == 1), *((tensor, False) for _ in apart)}
+        placed = {unit: self.prices.placed(unit) for split in splits for unit in self.prices.units(split)}
+        self._known[axis] = KnownAxis(axis, placed, bounds, apart)
         return self._known[axis]
 
-    def unplaced(self) -> Iterator[Unplaced]:
+    def apart(self) -> Iterator[Apart]:
         """The others, as nodes of a search. Every axis of :attr:`each` must be known."""
-        for tensor, kinds in self.apart.items():
-            of_axis: dict[TensorAxis, list[Kind]] = {}
-            for kind in kinds:
-                of_axis.setdefault(self.prices.axis(kind.mesh), []).append(kind)
-            bound = self._known[tensor, 1].apart_s
-            yield from (Unplaced(axis, tuple(found), bound) for axis, found in of_axis.items())
+        for axis, kinds in self._apart.items():
+            yield Apart(tuple(kinds), self._known[axis[0], 1].apart[axis])
 
     def _bounded(self, candidate: Candidate) -> tuple[Groups, float]:
         less = self.prices.without_beaten(candidate)
