@@ -116,11 +116,13 @@ class Climb:
         return at
 
     def widely(self, bounds: Mapping[Candidate, float], deadline: float) -> None:
-        """In every mesh by itself, of the candidates that have ``bounds``, the most promising mesh first: what is quicker
-        elsewhere does not end these climbs. Then near the best plan, more thoroughly than before."""
+        """In every mesh by itself whose tensor ranks are nearest each other, of the candidates that have ``bounds``, the most
+        promising mesh first: what is quicker elsewhere does not end these climbs. Then near the best plan, more thoroughly than
+        before."""
         meshes = dict[Mesh, dict[Candidate, float]]()
         for candidate in sorted(bounds, key=bounds.__getitem__):
-            meshes.setdefault(candidate.mesh, {})[candidate] = bounds[candidate]
+            if candidate.mesh.tensor_axis[1] == 1:
+                meshes.setdefault(candidate.mesh, {})[candidate] = bounds[candidate]
         for members in meshes.values():
             target_s = self.best.target()
             quick = {candidate: bound for candidate, bound in members.items() if bound < target_s}
