@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from cost_models.spans import span_of
@@ -37,33 +37,21 @@ def meshes_of(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> 
 
 
 def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[AxisOrder, ...]:
-    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first.
-
-    Unless constraints speak of orders, pipelines of neighbouring ranks all lie alike over the topology; more tensor ranks than
-    a node has are nearest each other; and of orders in which tensor and data ranks have the same links only those are left
-    between whose pipeline ranks no other sends faster."""
+    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first. Unless
+    constraints speak of orders, pipelines of neighbouring ranks all lie alike over the topology, and more tensor ranks than a
+    node has are nearest each other."""
     admitted = [order for order in AXIS_ORDERS if constraints.admits("axis_order", order)]
-    asked = constraints.speak_of("axis_order", mesh.degrees)
-    if not asked:
+    if not constraints.speak_of("axis_order", mesh.degrees):
         near, apart = _alike(replace(mesh, order=NEAR), cluster), mesh.tensor <= cluster.devices_per_node
         admitted = [order for order in admitted if (near if order == NEAR else apart or order.endswith("tensor"))]
     if len(admitted) < 2:
         return tuple(admitted)
     named = [each for combination in constraints.forbidden for each in combination.conditions if each.name == "axis_order"]
-    alike: dict[Hashable, dict[tuple[float, ...], AxisOrder]] = {}
+    found: dict[Hashable, AxisOrder] = {}
     for order in admitted:
-        beside, sent_s = links_of(replace(mesh, order=order), cluster)
-        alike.setdefault((beside, *(condition.admits(order) for condition in named)), {}).setdefault(sent_s, order)
-    left = (each if asked else _quickest(each) for each in alike.values())
-    return tuple(sorted((order for each in left for order in each.values()), key=AXIS_ORDERS.index))
-
-
-def _quickest(orders: Mapping[tuple[float, ...], AxisOrder]) -> Mapping[tuple[float, ...], AxisOrder]:
-    """By seconds to send so much: those that no other beats at every size."""
-    return {
-        sent_s: order for sent_s, order in orders.items()
-        if not any(other != sent_s and all(map(float.__le__, other, sent_s)) for other in orders)
-    }
+        links = links_of(replace(mesh, order=order), cluster)
+        found.setdefault((links, *(condition.admits(order) for condition in named)), order)
+    return tuple(found.values())
 
 
 def _alike(mesh: Mesh, cluster: Cluster) -> bool:
@@ -72,10 +60,9 @@ def _alike(mesh: Mesh, cluster: Cluster) -> bool:
     return all(level.size % ranks == 0 or ranks % level.size == 0 for level in cluster.levels)
 
 
-def links_of(mesh: Mesh, cluster: Cluster) -> tuple[Hashable, tuple[float, ...]]:
-    """As far as the order of the axes decides it: how tensor ranks and data ranks are joined, and seconds to send little and
-    much between pipeline ranks."""
+def links_of(mesh: Mesh, cluster: Cluster) -> Hashable:
+    """How tensor ranks, data ranks and pipelines are joined, as far as the order of the axes decides it."""
     if len(cluster.levels) == 1:
-        return None, ()
-    beside = span_of(cluster, *mesh.tensor_axis), span_of(cluster, mesh.data, mesh.data_stride)
-    return beside, (send_seconds(cluster, mesh, 1), send_seconds(cluster, mesh, MUCH))
+        return None
+    sent_s = send_seconds(cluster, mesh, 1), send_seconds(cluster, mesh, MUCH)
+    return span_of(cluster, *mesh.tensor_axis), span_of(cluster, mesh.data, mesh.data_stride), sent_s

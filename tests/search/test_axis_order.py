@@ -1,4 +1,4 @@
-"""Whose neighbours are nearest: data ranks, or pipelines."""
+"""Whose neighbours are nearest: tensor ranks, data ranks, or pipelines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import pytest
 from cost_models.collectives import collective_s, point_to_point_s
 from cost_models.spans import span_of
 from hardware_profiles import Cluster, Level, Link, resolve_cluster
-from planner.evaluate import evaluate, send_seconds
+from planner.constraints import Constraints
+from planner.constraints_text import parse_constraints
+from planner.evaluate import evaluate, evaluate_plan, send_seconds
 from planner.evaluate.tied import tied_sum_seconds
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
+from planner.plan_file import dump, load, placed_for
 from planner.search import Request, parse_pins, search
-from planner.search.candidates import enumerate_candidates
+from planner.search.candidates import candidates_of, enumerate_candidates
+from planner.search.meshes import meshes_of
+from planner.search.prices import Prices
+from planner.trace import load_model, trace_model
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 
 NEAR: AxisOrder = "data-pipeline-tensor"
+WIDE_TABLES = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 400_000}
 
 
 def two_nodes(memory: int, *, slow: float = 1e6) -> Cluster:
@@ -80,14 +87,100 @@ def test_a_tied_gradient_is_summed_by_the_ranks_that_have_it() -> None:
 
 @pytest.mark.parametrize("mesh", [Mesh(2, 4, 1, 1, 3), Mesh(4, 2, 1, 1, 1), Mesh(3, 2, 2, 1, 2)])
 def test_groups_lie_as_ranks_are_numbered(mesh: Mesh) -> None:
+    """The axis that is named first is the slowest, one behind the other."""
     for order in AXIS_ORDERS:
         ordered = replace(mesh, order=order)
-        ranks = {(p, d): ordered.rank(p, d, 0) for p, d in itertools.product(range(mesh.pipeline), range(mesh.data))}
-        assert len(set(ranks.values())) == mesh.pipeline * mesh.data
-        assert {ranks[p + 1, d] - ranks[p, d] for p in range(mesh.pipeline - 1) for d in range(mesh.data)} == {
-            ordered.pipeline_stride
-        }
-        assert all(ordered.place(rank)[:2] == place for place, rank in ranks.items())
+        places = list(itertools.product(range(mesh.pipeline), range(mesh.data), range(mesh.tensor)))
+        ranks = [ordered.rank(*place) for place in places]
+        assert len(set(ranks)) == len(places) and [ordered.place(rank) for rank in ranks] == places
+        at = {"pipeline": 0, "data": 1, "tensor": 2}
+        slowest_first = sorted(places, key=lambda place: [place[at[axis]] for axis in order.split("-")])
+        assert [ordered.rank(*place) for place in slowest_first] == sorted(ranks)
+        assert max(ranks) < mesh.devices
+
+
+def clusters() -> list[Cluster]:
+    """One or two levels of domains, and a last one that is not full."""
+    base = resolve_cluster("dgx-h100:2")
+    slower = replace(base.levels[1].link, bandwidth_bytes_s=1e9, peer_bytes_s=1e9)
+    links = (base.levels[0].link, base.levels[1].link, slower)
+    return [
+        replace(
+            base, nodes=sizes[-1] // sizes[0], devices_per_node=sizes[0],
+            levels=tuple(Level(f"level{at}", size, link) for at, (size, link) in enumerate(zip(sizes, links, strict=False))),
+        )
+        for sizes in ((8, 64), (4, 16, 48), (8, 24), (6, 36), (8, 32, 40))
+    ]
+
+
+@pytest.mark.parametrize("cluster", clusters(), ids=lambda cluster: "x".join(str(level.size) for level in cluster.levels))
+def test_an_order_that_is_no_candidate_has_the_links_of_one(cluster: Cluster) -> None:
+    """To the byte and at every size; unless it is named among those that are not looked at (docs/search.md)."""
+    graph, apart = make_graph("e" + "a" * 14 + "h"), 0
+    every = dict[tuple[int, int, int], list[Mesh]]()
+    for mesh in meshes_of(graph, cluster, Constraints()):
+        every.setdefault((mesh.pipeline, mesh.data, mesh.tensor), []).append(mesh)
+        apart += mesh.tensor_axis[1] > 1
+    for (pipeline, data, tensor), kept in every.items():
+        for order in AXIS_ORDERS:
+            mesh, ranks = Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order), pipeline * tensor
+            unlike = order == NEAR and any(level.size % ranks and ranks % level.size for level in cluster.levels)
+            wide = tensor > cluster.devices_per_node and not order.endswith("tensor")
+            if unlike or wide:
+                assert mesh not in kept
+            elif mesh not in kept:
+                assert any(_seconds(other, cluster) == _seconds(mesh, cluster) for other in kept), mesh
+    assert apart > 10
+
+
+def _seconds(mesh: Mesh, cluster: Cluster) -> list[float]:
+    spans = span_of(cluster, *mesh.tensor_axis), span_of(cluster, mesh.data, mesh.data_stride)
+    return [
+        seconds for size in range(10) for seconds in (
+            send_seconds(cluster, mesh, 10**size),
+            *(collective_s(kind, span, 10**size) for kind in ("all_reduce", "all_gather", "reduce_scatter") for span in spans),
+        )
+    ]
+
+
+def test_tensor_ranks_may_be_apart() -> None:
+    """Where that changes a link, here in nodes of two; more of them than a node has only where a constraint asks."""
+    graph, cluster, request = make_graph("eaaaaaah"), two_nodes(10**6), Request(16, 4, "fp32")
+    found = candidates_of(graph, cluster, request)
+    assert {kind.mesh for kind in found.apart} == {
+        Mesh(data=2, tensor=2, order="pipeline-tensor-data"), Mesh(pipeline=2, tensor=2, order="tensor-pipeline-data"),
+    }
+    assert not {kind.mesh for kind in found.nearest} & {kind.mesh for kind in found.apart}
+    wide = resolve_cluster("dgx-h100:4")
+    for pins, tensor in (((), 8), ((f"axis_order in [{','.join(AXIS_ORDERS)}]",), 16)):
+        asked = replace(request, batch=64, constraints=parse_constraints(pins))
+        assert max(kind.mesh.tensor for kind in candidates_of(graph, wide, asked).apart) == tensor
+    for pin in ("axis_order=tensor-data-pipeline", "axis_order!=pipeline-data-tensor"):
+        pinned = candidates_of(graph, cluster, replace(request, constraints=parse_constraints([pin])))
+        assert pinned.kinds and all(parse_constraints([pin]).admits("axis_order", kind.mesh.order) for kind in pinned.kinds)
+
+
+@pytest.mark.slow
+def test_a_plan_whose_tensor_ranks_are_apart_is_found() -> None:
+    """Tables of parameters and small activations: each node holds half of them, and sums no gradients with the other. No plan
+    in another order is quicker, nor quicker than the bound of its tensor axis, and it is read from its file as it was."""
+    graph = trace_model(load_model("examples/gpt.py:gpt", WIDE_TABLES, 16), sequence=16, dtype="bfloat16")
+    cluster = resolve_cluster("dgx-h100:2x4")
+    pins = ["tensor=2", "pipeline=1", "microbatch=64"]
+    free = search(graph, cluster, Request(256, 16, "bf16", parse_pins(pins)))
+    assert free.plan.mesh == Mesh(data=4, tensor=2, order="pipeline-tensor-data") and free.optimality_gap <= 0.001
+    assert free.prediction.step_s == evaluate_plan(free.plan, graph, cluster).step_s
+    placed = placed_for(free.plan, graph, cluster)
+    text = dump(free.plan, free.prediction, graph, free.certificate, placed_for=placed)
+    assert load(text, "plan.yaml", graph, cluster)[0] == free.plan
+    steps = {}
+    for order in AXIS_ORDERS:
+        request = Request(256, 16, "bf16", parse_pins([*pins, f"axis_order={order}"]))
+        result = search(graph, cluster, request)
+        steps[order] = result.prediction.step_s
+        prices = Prices(graph, cluster, request, candidates_of(graph, cluster, request).kinds)
+        assert prices.bound_over(result.plan.mesh.tensor_axis) < steps[order]
+    assert free.prediction.step_s <= min(steps.values()) / 0.999 and max(steps.values()) > 1.05 * min(steps.values())
 
 
 def test_the_quicker_order_is_found() -> None:

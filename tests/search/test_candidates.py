@@ -6,12 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from cost_models.schedules import legal
-from hardware_profiles import Cluster, Level
+from hardware_profiles import Cluster, Level, resolve_cluster
 from planner.constraints_text import parse_constraints
 from planner.ir.plan import AXIS_ORDERS, SCHEDULES
 from planner.search.best import Best
-from planner.search.candidates import enumerate_candidates
+from planner.search.candidates import candidates_of, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.request import Request, as_it_is
 from tests.search.made import make_cluster, make_graph
@@ -44,6 +46,20 @@ def test_every_divisor_is_a_degree() -> None:
     assert {(c.mesh.pipeline, c.mesh.tensor, c.micro, c.schedule, c.virtual) for c in usual} == wanted
     assert len(usual) == len(wanted)
     assert {c.mesh.tensor for c in usual} == set(divisors(DEVICES)) and max(c.virtual for c in usual) == len(BLOCKS) // 2
+
+
+@pytest.mark.parametrize(("pins", "forbidden"), [
+    ((), ()), (("zero_group!=2",), ()), (("tensor=2", "microbatch in [1,2]"), ()),
+    ((), ("virtual=2, tensor=2", "axis_order=pipeline-tensor-data")), ((), ("zero_group=2, pipeline=2",)),
+])
+def test_what_is_counted_is_what_there_is(pins: tuple[str, ...], forbidden: tuple[str, ...]) -> None:
+    """Each ZeRO group by itself, every candidate once; those apart, too, which are counted before they are made."""
+    request, cluster = Request(BATCH, 4, "fp32", parse_constraints(pins, forbidden)), resolve_cluster("dgx-h100:2x6")
+    found = candidates_of(make_graph(BLOCKS), cluster, request)
+    each = [alone for kind in found.kinds for candidate in kind.candidates for alone in candidate.each]
+    assert found.count == len(each) == len(set(each)) and found.apart
+    nearest = [candidate for kind in found.nearest for candidate in kind.candidates]
+    assert nearest == enumerate_candidates(make_graph(BLOCKS), cluster, request)
 
 
 def test_what_is_forbidden_leaves_what_a_limit_would() -> None:

@@ -22,7 +22,7 @@ from planner.job import Job
 from planner.search import Request, SearchResult, nodes
 from planner.search import helper as helping
 from planner.search.branches import Branches
-from planner.search.candidates import Candidate, enumerate_candidates
+from planner.search.candidates import Candidate, candidates_of, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.families import Scope
 from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
@@ -242,8 +242,8 @@ def axes_of(cluster: Cluster) -> TensorAxes:
     """Of a small model."""
     graph = graph_of("gpt", "float32")
     request = Request(16, graph.sequence, "fp32")
-    candidates = enumerate_candidates(graph, cluster, request)
-    return TensorAxes(Prices(graph, cluster, request, candidates), candidates)
+    candidates = candidates_of(graph, cluster, request)
+    return TensorAxes(Prices(graph, cluster, request, candidates.kinds), candidates)
 
 
 def space_of(axes: TensorAxes) -> Space:
@@ -265,7 +265,7 @@ def test_it_bounds_as_is_bounded_here() -> None:
     for each in found:
         assert each is not None and each == axes.find(each.axis)
         other.learn(each)
-    assert other.prices.options((8, 1)) == axes.prices.options((8, 1)) != ()
+    assert other.prices.options((8, True)) == axes.prices.options((8, True)) != ()
 
 
 class _Bounding:
@@ -312,7 +312,8 @@ def test_a_search_goes_on_with_the_prices_that_bounded_it() -> None:
     scope = Scope(graph_of("gpt", "float32"), axes.prices, axes.prices.cluster, axes.prices.request, cast(Any, None))
     begun = Begin(as_it_is, 0.001, math.inf, pickle.loads(pickle.dumps(scope)), math.inf).beside(other.prices)
     assert begun.scope.prices is other.prices
-    placed = [degree for degree in (2, 4, 8) if all(unit in other.prices._placed for unit in other.prices.units((degree, 1)))]
+    known = {degree: other.prices.units((degree, True)) for degree in (2, 4, 8)}
+    placed = [degree for degree, units in known.items() if all(unit in other.prices._placed for unit in units)]
     assert placed == [2, 8]
 
 
