@@ -35,9 +35,9 @@ CAST_BYTES = 3
 @dataclass(frozen=True)
 class Pricing:
     """``degree``: ranks of the tensor axis; ``strides``: how far apart they are (of several axes, the quickest counts);
-    ``microbatch``: samples of one call; ``accumulation``:
-    micro-batches of a step, over which what happens once a step is spread; ``engine``: what runs it; ``context``,
-    ``expert``: degrees of those axes, next to the tensor axis. Dtypes are those of the traced graph."""
+    ``microbatch``: samples of one call; ``accumulation``: micro-batches of a step, over which what happens once a step is
+    spread; ``engine``: what runs it; ``context``, ``expert``: degrees of those axes, next to the tensor axis. Dtypes are those
+    of the traced graph."""
 
     cluster: Cluster
     degree: int

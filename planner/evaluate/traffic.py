@@ -40,8 +40,9 @@ def send_seconds(cluster: Cluster, mesh: Mesh, size_bytes: float, whole_bytes: i
 def _unlike(cluster: Cluster, mesh: Mesh, degree: int, stride: int) -> range:
     """Ranks of an axis, so far apart, whose pipelines may lie over other links: those until all repeats."""
     sizes, apart = [level.size for level in cluster.levels[:-1]], mesh.pipeline_stride
+    # Where ranks up to the next of a pipeline fill domains, or domains are filled by such, all of these are like the first.
     if stride < apart and all(size % apart == 0 or apart % size == 0 for size in sizes):
-        return range(1)  # All ranks between two of a pipeline are in one domain, or all in others than the next so many.
+        return range(1)
     inner = math.lcm(*sizes)
     return range(min(degree, inner // math.gcd(inner, stride)))
 

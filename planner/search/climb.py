@@ -49,15 +49,19 @@ class Climb:
     _probed: set[Candidate] = field(default_factory=set)
     _steps: list[tuple[Plan, Prediction]] = field(default_factory=list)
     _of_mesh: dict[Mesh, list[Candidate]] = field(default_factory=dict)
+    _begun: frozenset[Mesh] = frozenset()
 
     def __post_init__(self) -> None:
-        given, self.bounds = self.bounds, dict[Candidate, float]()
-        self.add(given)
+        self._list(self.bounds)
+        self._begun = frozenset(self._of_mesh)
 
     def add(self, bounds: Mapping[Candidate, float]) -> None:
-        """Further candidates."""
+        """Further candidates, of other meshes, to which a climb may come."""
         self.bounds = {**self.bounds, **bounds}
-        for candidate in bounds:
+        self._list(bounds)
+
+    def _list(self, candidates: Iterable[Candidate]) -> None:
+        for candidate in candidates:
             self._of_mesh.setdefault(candidate.mesh, []).append(candidate)
 
     @property
@@ -116,12 +120,11 @@ class Climb:
         return at
 
     def widely(self, bounds: Mapping[Candidate, float], deadline: float) -> None:
-        """In every mesh by itself whose tensor ranks are nearest each other, of the candidates that have ``bounds``, the most
-        promising mesh first: what is quicker elsewhere does not end these climbs. Then near the best plan, more thoroughly than
-        before."""
+        """In every mesh by itself (none that was added), of the candidates that have ``bounds``, the most promising mesh first:
+        what is quicker elsewhere does not end these climbs. Then near the best plan, more thoroughly than before."""
         meshes = dict[Mesh, dict[Candidate, float]]()
         for candidate in sorted(bounds, key=bounds.__getitem__):
-            if candidate.mesh.tensor_axis[1] == 1:
+            if candidate.mesh in self._begun:
                 meshes.setdefault(candidate.mesh, {})[candidate] = bounds[candidate]
         for members in meshes.values():
             target_s = self.best.target()

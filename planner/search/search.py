@@ -308,7 +308,7 @@ def search(
         if waits():
             state.start(space)
         candidates = candidates_of(graph, cluster, request)
-        if candidates.count >= MANY:
+        if sum(len(kind.virtuals) for kind in candidates.nearest) >= MANY:
             state.start(space)
         own = Prices(graph, cluster, request, candidates.kinds, known=known)
         prices = own if costing is None else costing

@@ -108,6 +108,7 @@ MORE = [(("gpt", "llama")[at % 2], row) for at, row in enumerate(ROWS)] + [
     ("llama", Row(tensor=2, data=4, zero_group=2, zero=1, accumulation=2, microbatch=3)),
     ("llama", Row(pipeline=2, data=4, zero_group=2, zero=2, accumulation=4, schedule="zbv", order="data-pipeline-tensor")),
     ("gpt", Row(tensor=2, data=4, zero_group=2, zero=2, accumulation=2, order="data-tensor-pipeline")),
+    ("gpt", Row(tensor=2, pipeline=2, data=2, zero=1, accumulation=4, schedule="zbv", order="tensor-pipeline-data")),
     ("llama", Row(
         tensor=2, pipeline=2, data=2, zero=2, accumulation=4, schedule="interleaved-1f1b", order="pipeline-tensor-data",
     )),

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from cost_models.collectives import collective_s, point_to_point_s
-from cost_models.spans import span_of
+from cost_models.spans import Span, span_of
 from hardware_profiles import Cluster, Level, Link, resolve_cluster
 from planner.constraints import Constraints
 from planner.constraints_text import parse_constraints
+from planner.costing.strides import placed_over, strides_apart
 from planner.evaluate import evaluate, evaluate_plan, send_seconds
 from planner.evaluate.tied import tied_sum_seconds
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
@@ -141,6 +142,21 @@ def _seconds(mesh: Mesh, cluster: Cluster) -> list[float]:
             *(collective_s(kind, span, 10**size) for kind in ("all_reduce", "all_gather", "reduce_scatter") for span in spans),
         )
     ]
+
+
+@pytest.mark.parametrize("cluster", clusters(), ids=lambda cluster: "x".join(str(level.size) for level in cluster.levels))
+def test_ranks_are_placed_for_links_that_they_may_have(cluster: Cluster) -> None:
+    """Of all axes of a degree that are not nearest, and no others, whatever constraints leave of them."""
+    graph = make_graph("e" + "a" * 14 + "h")
+    every = parse_constraints([f"axis_order in [{','.join(AXIS_ORDERS)}]"])
+    found = dict[int, set[Span]]()
+    for mesh in meshes_of(graph, cluster, every):
+        found.setdefault(mesh.tensor, set()).add(span_of(cluster, *mesh.tensor_axis))
+    for tensor, spans in found.items():
+        apart = [span_of(cluster, tensor, stride) for stride in strides_apart(graph, cluster, tensor)]
+        assert len(set(apart)) == len(apart) and {span_of(cluster, tensor, 1), *apart} == spans
+        assert placed_over(graph, cluster, (tensor, 1)) == (1,)
+    assert any(len(spans) > 2 for spans in found.values())
 
 
 def test_tensor_ranks_may_be_apart() -> None:
