@@ -334,7 +334,8 @@ def search(
         if state.best.found is None and beyond is not None:
             beyond.finish(max(deadline, time.perf_counter() + FINISH_S))
         if state.best.found is None:
-            found = last_resort(list(climb.bounds), prices, graph, cluster, request, names, deadline, look)
+            left = [candidate for _, _, node in state.heap if isinstance(node, Apart) for candidate in node.bounds(own)]
+            found = last_resort([*climb.bounds, *left], prices, graph, cluster, request, names, deadline, look)
             state.best.keep(found.plan, found.prediction)
             _refine(state, scope, climb, deadline)
         state.last_words(scope)
