@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from planner.ir.costed import Recompute
 from planner.ir.placement import BodyPlacement
@@ -18,10 +18,7 @@ AxisOrder = Literal[
     "pipeline-data-tensor", "data-pipeline-tensor", "pipeline-tensor-data", "tensor-pipeline-data", "data-tensor-pipeline",
     "tensor-data-pipeline",
 ]
-AXIS_ORDERS: tuple[AxisOrder, ...] = (
-    "pipeline-data-tensor", "data-pipeline-tensor", "pipeline-tensor-data", "tensor-pipeline-data", "data-tensor-pipeline",
-    "tensor-data-pipeline",
-)
+AXIS_ORDERS: tuple[AxisOrder, ...] = get_args(AxisOrder)
 """How ranks are numbered over the axes, slowest to fastest: the last one's neighbours are nearest. The usual order first, then
 the other one in which these are tensor ranks."""
 _NEARER = {

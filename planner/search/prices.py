@@ -31,7 +31,7 @@ from planner.ir.plan import Mesh, ScheduleName, TensorAxis
 from planner.placement import place_graph
 from planner.placement.table import Rules, remembered, strategy_table
 from planner.search.allowed import ONCE, Allowed, union_of
-from planner.search.candidates import Candidate, Group, Kind, allowed_choices, shape_of
+from planner.search.candidates import Candidate, Group, Groups, Kind, allowed_choices, shape_of
 from planner.search.closed_form import Least, closed_form
 from planner.search.engine import planning_engine
 from planner.search.groups import seconds_and_bytes, with_copies, without_beaten
@@ -45,7 +45,7 @@ REFERENCE_STEP = 8
 _SENT = ("graph", "cluster", "request", "_known", "_axes", "_micros", "_usual", "_counts", "_placed")
 """What other processes are told of prices."""
 Placements = Mapping[str, BodyPlacement]
-StateKey = tuple[int, int, TensorAxis, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], bool, bool]
+StateKey = tuple[int, int, TensorAxis, Groups, bool, bool]
 """What decides the prices of parameters: (data, its stride, tensor axis, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
 Split = tuple[int, bool]
@@ -78,6 +78,12 @@ class _Held:
     traffic_s: float
     tail_s: float
     size_bytes: int
+
+
+def split_of(axis: TensorAxis) -> Split:
+    """Of an axis as :meth:`Prices.axis` names it."""
+    tensor, stride = axis
+    return tensor, stride == 1
 
 
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
@@ -173,8 +179,7 @@ class Prices:
         return self._axes[axis]
 
     def _split(self, mesh: Mesh) -> Split:
-        tensor, stride = self.axis(mesh)
-        return tensor, stride == 1
+        return split_of(self.axis(mesh))
 
     def _home(self, split: Split) -> Prices:
         """The prices that placements and blocks of a split are kept with: ``known``, where they are the same there."""
@@ -306,12 +311,11 @@ class Prices:
 
     def bound_over(self, axis: TensorAxis) -> float:
         """The same of all candidates over a tensor axis: every rank has a mean share of the work of all samples."""
-        tensor, stride = axis
-        if not self.options((tensor, stride == 1)):
+        if not self.options(split_of(axis)):
             return float("inf")
         samples = self._least_samples(axis, RECOMPUTE_LEVELS)
         sample_s = sum(count * samples[name].work_s for name, count in self._counts.items())
-        return sample_s * self.request.batch * tensor / self.cluster.devices
+        return sample_s * self.request.batch * axis[0] / self.cluster.devices
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
         """``allowed``: to the first of its ZeRO groups; ``together``: gradients are there beside live micro-batches."""
@@ -338,12 +342,12 @@ class Prices:
         return self._least_held[key]
 
     def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, _Sample]:
-        tensor, stride = axis
-        split = tensor, stride == 1
+        split = split_of(axis)
         home = self._home(split)
         if home is not self:
             return home._least_samples(axis, levels)
         if axis not in self._huge:
+            tensor, stride = axis
             pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, (stride,))
             self._huge[axis] = least_costs(self._placed_graph(split), pricing)
         if (axis, levels) not in self._samples:

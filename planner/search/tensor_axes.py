@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.ir.plan import TensorAxis
 from planner.search.candidates import Candidate, Candidates, Groups, Kind
-from planner.search.prices import Placements, Prices, Unit
+from planner.search.prices import Placements, Prices, Unit, split_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TensorAxes:
         tensor, stride = axis
         bounds = tuple(map(self._bounded, self._of[axis]))
         apart = {other: self.prices.bound_over(other) for other in self._apart if other[0] == tensor and stride == 1}
-        splits = {(tensor, stride == 1), *((tensor, False) for _ in apart)}
+        splits = {split_of(axis), *map(split_of, apart)}
         placed = {unit: self.prices.placed(unit) for split in splits for unit in self.prices.units(split)}
         self._known[axis] = KnownAxis(axis, placed, bounds, apart)
         return self._known[axis]
