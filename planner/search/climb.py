@@ -16,7 +16,7 @@ from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.effort import has_time
 from planner.search.families import Scope
-from planner.search.nodes import Sketch, count
+from planner.search.nodes import Sketch, count, count_roughly
 from planner.search.request import as_it_is
 
 AXES = ("pipeline", "data", "tensor")
@@ -91,10 +91,15 @@ class Climb:
         best: Candidate | None = None
         for sketch in sketches:
             self.meanwhile()
-            count([sketch], self.scope)
-        for sketch in sorted(sketches, key=lambda sketch: sketch.bound):
-            if sketch.bound < self.target_s and self._improves(sketch, deadline):
-                best = sketch.candidate
+            count_roughly([sketch], self.scope)
+        while sketches:
+            first = min(sketches, key=lambda sketch: sketch.bound)
+            if first.counted_s < self.target_s and first.bound < self.target_s:
+                count([first], self.scope, self.target_s)
+                continue
+            sketches.remove(first)
+            if first.bound < self.target_s and self._improves(first, deadline):
+                best = first.candidate
         if best is not None:
             self.go(best, deadline)
             self._look_near(deadline, FEW_MOVES)

@@ -17,8 +17,9 @@ from planner.search.candidates import Candidate, allowed_choices
 from planner.search.chain import Chain, Name, without_beaten
 from planner.search.counted import Ranks
 from planner.search.engine import planning_engine
-from planner.search.linear import Indices
+from planner.search.linear import Floats, Indices
 from planner.search.paths import Pool
+from planner.search.prices import Prices
 from planner.search.request import Request
 from planner.search.shape import Shape
 from planner.search.solve import Fingerprints, chains_of
@@ -32,21 +33,26 @@ Costing = Callable[[Candidate], CostedGraph | None]
 
 @dataclass(frozen=True)
 class Bundle:
-    """Chains as one: every block may have the choices of any of them."""
+    """Chains as one: every block may have the choices of any of them. None where they are not known yet."""
 
     chains: tuple[Chain, ...]
     stream: Stream
     works: tuple[Work, ...]
 
-    def counted(self, shapes: Sequence[Shape], target_s: float) -> list[Counted]:
-        """Under each of some shapes that a family has: by their work; where that is below the target, by the blocks that ranks
-        can have."""
+    def bounds(self, shapes: Sequence[Shape], target_s: float) -> Floats:
+        """[shapes]: of the step under each, which a family has: by their work; where that is below the target, by the blocks
+        that ranks can have."""
         bounds = Together(self.stream, tuple(shapes), self.works).work_s.copy()
         near = np.flatnonzero(bounds < target_s)
         if len(near):
             bounds[near] = np.maximum(bounds[near], self._together(shapes, near).bounds)
+        return bounds
+
+    def counted(self, shapes: Sequence[Shape], target_s: float) -> list[Counted]:
+        """Under each of some shapes that a family has."""
+        bounds = self.bounds(shapes, target_s)
         found = [Counted(self, bound) for bound in bounds.tolist()]
-        near = near[bounds[near] < target_s]
+        near = np.flatnonzero(bounds < target_s)
         together = self._together(shapes, near)
         for place, at in enumerate(near.tolist()):
             found[at] = replace(found[at], ranks=Ranks(self.stream, shapes[at], self.works, (together, place)))
@@ -118,10 +124,24 @@ class Scope:
     names: Fingerprints
     pool: Pool = field(default_factory=dict)
     families: dict[object, Family | None] = field(default_factory=dict)
+    roughs: dict[object, Bundle | None] = field(default_factory=dict)
+
+    def kin(self, candidate: Candidate) -> object:
+        """What candidates share that have a family in common."""
+        groups = candidate.zero_groups, candidate.once_groups
+        return candidate.mesh, candidate.micro, groups, self._spaces(candidate.first)
+
+    def rough(self, candidate: Candidate) -> Bundle | None:
+        """What its chains take at least, as far as that is known before they are priced."""
+        key = self.kin(candidate)
+        if key not in self.roughs:
+            stream = self.prices.rough(candidate) if isinstance(self.prices, Prices) else None
+            self.roughs[key] = None if stream is None else Bundle((), stream, works(stream, candidate.accumulation))
+        return self.roughs[key]
 
     def family(self, candidate: Candidate) -> Family | None:
         """The chains of a candidate; None where it has none."""
-        key = (candidate.mesh, candidate.micro, candidate.zero_groups, candidate.once_groups, self._spaces(candidate.first))
+        key = self.kin(candidate)
         if key not in self.families:
             apart = [candidate.with_groups(candidate.zero_groups[:1], candidate.once_groups)]
             apart += [candidate.with_groups((groups,)) for groups in candidate.zero_groups[1:]]

@@ -17,7 +17,7 @@ from planner.search.counted import Ranks
 from planner.search.counts import Counts
 from planner.search.cuts import WORTH_MOVING, Cuts, Cutter
 from planner.search.effort import Effort
-from planner.search.families import Bundle, Counted, Family, Scope
+from planner.search.families import Bundle, Counted, Scope
 from planner.search.greedy import even_cuts, rounded_cuts
 from planner.search.mixtures import grains, mixing_seconds
 from planner.search.patterns import Patterns
@@ -50,7 +50,8 @@ class Sketch:
         """Its chains that may be quicker than the target, those that are alike as one; and the least step of the others."""
         if self.counted_s < target_s:
             count([self], scope, target_s)
-        found, others_s = list[Attempt](), math.inf
+        # Where its chains are not known, none of them may be quicker.
+        found, others_s = list[Attempt](), math.inf if self.chains else self.bound
         for chains in self.chains:
             bound = max(self.bound, chains.bound)
             if bound < target_s:
@@ -62,17 +63,47 @@ class Sketch:
 
 def count(sketches: Iterable[Sketch], scope: Scope, target_s: float = math.inf) -> None:
     """Bound sketches by their chains, all of a family at once: infinite where there are none, and no closer than the target
-    asks for."""
-    families: dict[int, tuple[Family | None, list[Sketch]]] = {}
+    asks for: of most, what is known before their chains are priced is enough."""
+    for members in _families(sketches, scope):
+        for sketch in members:
+            sketch.chains, sketch.counted_s = (), target_s
+        if math.isfinite(target_s):
+            _roughly(members, scope, target_s)
+        near = [sketch for sketch in members if sketch.bound < target_s]
+        if near:
+            _closely(near, scope, target_s)
+
+
+def count_roughly(sketches: Iterable[Sketch], scope: Scope) -> None:
+    """Bound sketches, all of a family at once, as far as is known before their chains are priced."""
+    for members in _families(sketches, scope):
+        _roughly(members, scope, math.inf)
+
+
+def _families(sketches: Iterable[Sketch], scope: Scope) -> Iterable[list[Sketch]]:
+    found: dict[object, list[Sketch]] = {}
     for sketch in sketches:
-        family = scope.family(sketch.candidate)
-        families.setdefault(id(family), (family, []))[1].append(sketch)
-    for family, members in families.values():
-        shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in members]
-        rows = [] if family is None else [bundle.counted(shapes, target_s) for bundle in family.alike]
-        for at, sketch in enumerate(members):
-            sketch.chains, sketch.counted_s = tuple(row[at] for row in rows), target_s
-            sketch.bound = max(sketch.bound, min((chains.bound for chains in sketch.chains), default=math.inf))
+        found.setdefault(scope.kin(sketch.candidate), []).append(sketch)
+    return found.values()
+
+
+def _roughly(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
+    """Bound sketches of a family before its chains are known."""
+    bundle = scope.rough(sketches[0].candidate)
+    if bundle is not None:
+        shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in sketches]
+        for sketch, bound in zip(sketches, bundle.bounds(shapes, target_s).tolist(), strict=True):
+            sketch.bound = max(sketch.bound, bound)
+
+
+def _closely(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
+    """Bound sketches of a family by its chains."""
+    family = scope.family(sketches[0].candidate)
+    shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in sketches]
+    rows = [] if family is None else [bundle.counted(shapes, target_s) for bundle in family.alike]
+    for at, sketch in enumerate(sketches):
+        sketch.chains = tuple(row[at] for row in rows)
+        sketch.bound = max(sketch.bound, min((chains.bound for chains in sketch.chains), default=math.inf))
 
 
 @dataclass
@@ -91,8 +122,12 @@ class Kin:
         return self.sketches[0].candidate
 
     def count(self, scope: Scope, target_s: float) -> None:
-        """Count those that may be quicker than the target; the others are bounded well enough."""
-        count([sketch for sketch in self.sketches if sketch.bound < target_s], scope, target_s)
+        """Count those that may be quicker than the target; the others are bounded well enough. Without a target, as far as is
+        known before their chains are priced."""
+        if math.isfinite(target_s):
+            count([sketch for sketch in self.sketches if sketch.bound < target_s], scope, target_s)
+        else:
+            count_roughly(self.sketches, scope)
 
 
 def kin_of(sketches: Iterable[Sketch]) -> list[Kin]:

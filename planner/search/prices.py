@@ -3,16 +3,15 @@
 Placements are solved at two reference micro-batches of each tensor degree, for ranks that are nearest each other and for ranks
 that are not, and priced at all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis,
 micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on whether there are a pipeline and several
-micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` prices them per sample of a huge micro-batch: what a
-kernel or a collective takes for one sample never grows with the micro-batch, because latencies and starts are shared, larger
-kernels are more efficient and the last, partly filled tile weighs less.
+micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` and :meth:`Prices.rough` say what they take at least
+(:mod:`~planner.search.samples`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,7 @@ from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
 from planner.costing.strides import strides_apart
-from planner.evaluate import backward_seconds, forward_seconds
-from planner.evaluate.stage import NO_STATE
-from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph, StateCost
+from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
 from planner.ir.plan import Mesh, ScheduleName, TensorAxis
@@ -37,9 +34,10 @@ from planner.search.engine import planning_engine
 from planner.search.groups import seconds_and_bytes, with_copies, without_beaten
 from planner.search.meshes import divisors
 from planner.search.request import Request
+from planner.search.samples import HUGE_MICROBATCH, Held, Sample, rough_stream, sample_table, state_table
+from planner.search.stream import Stream
+from planner.search.tables import Table
 
-HUGE_MICROBATCH = 4096
-"""A power of two, so that it fills the tiles of every product."""
 REFERENCE_STEP = 8
 """The second reference micro-batch is at most this many times the first."""
 _SENT = ("graph", "cluster", "request", "_known", "_axes", "_micros", "_usual", "_counts", "_placed")
@@ -59,25 +57,6 @@ def _again(state: Mapping[str, Any]) -> Prices:
     vars(prices).update(state)
     prices._begin()
     return prices
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """The least that one sample of a huge micro-batch takes in a block: seconds of all passes, those of the forward pass and of
-    the part of a split backward pass that the stage before waits for, saved bytes."""
-
-    work_s: float
-    way_s: float
-    saved_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The least that a block's parameters take: seconds of a micro-batch, seconds once a step, bytes all the time."""
-
-    traffic_s: float
-    tail_s: float
-    size_bytes: int
 
 
 def split_of(axis: TensorAxis) -> Split:
@@ -131,10 +110,12 @@ class Prices:
         self._graphs: dict[Split, PlacedGraph] = {}
         self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
-        self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, _Sample]] = {}
+        self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, Sample]] = {}
         self._huge: dict[TensorAxis, tuple[LeastCosts, ...]] = {}
+        self._sample_tables: dict[tuple[TensorAxis, tuple[str, ...], bool], dict[str, Table]] = {}
+        self._state_tables: dict[tuple[StateKey, tuple[int, ...]], dict[str, Table]] = {}
         self._unbeaten: dict[tuple[StateKey, tuple[int, ...]], Candidate] = {}
-        self._least_held: dict[object, dict[str, _Held]] = {}
+        self._least_held: dict[object, dict[str, Held]] = {}
         self._least: dict[object, list[Least]] = {}
         self._allowed: dict[tuple[ScheduleName, bool], Allowed] = {}
         self._costed: dict[Group, CostedGraph | None] = {}
@@ -329,46 +310,54 @@ class Prices:
             ))
         return blocks
 
-    def _least_states(self, candidate: Candidate, stages: tuple[int, ...], together: bool) -> dict[str, _Held]:
+    def _least_states(self, candidate: Candidate, stages: tuple[int, ...], together: bool) -> dict[str, Held]:
         """By body, the least over ZeRO groups, options and ZeRO stages."""
         key = (self._state_key(candidate), stages, together)
         if key not in self._least_held:
             states = [option for each in candidate.each for option in self.states(each)]
             bodies = {name: [option[name] for option in states] for name in self._counts}
             self._least_held[key] = {
-                name: _least_state([each[zero] for each in held for zero in stages if zero in each], together)
+                name: Held.of([each[zero] for each in held for zero in stages if zero in each], together)
                 for name, held in bodies.items()
             }
         return self._least_held[key]
 
-    def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, _Sample]:
-        split = split_of(axis)
-        home = self._home(split)
-        if home is not self:
-            return home._least_samples(axis, levels)
+    def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, Sample]:
+        home = self._home(split_of(axis))
+        if (axis, levels) not in home._samples:
+            huge = home._huge_of(axis)
+            home._samples[axis, levels] = {name: Sample.of(name, huge, levels) for name in self._counts}
+        return home._samples[axis, levels]
+
+    def _huge_of(self, axis: TensorAxis) -> tuple[LeastCosts, ...]:
+        """What blocks cost in a huge micro-batch, of an axis that has its home here."""
         if axis not in self._huge:
             tensor, stride = axis
             pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, (stride,))
-            self._huge[axis] = least_costs(self._placed_graph(split), pricing)
-        if (axis, levels) not in self._samples:
-            self._samples[axis, levels] = {name: _least_sample(name, self._huge[axis], levels) for name in self._counts}
-        return self._samples[axis, levels]
+            self._huge[axis] = least_costs(self._placed_graph(split_of(axis)), pricing)
+        return self._huge[axis]
 
+    def rough(self, candidate: Candidate) -> Stream | None:
+        """What flows over its stages at least, without the candidate's own prices; None where it cannot be placed."""
+        axis = self.axis(candidate.mesh)
+        if not self.options(split_of(axis)):
+            return None
+        allowed = self._allowed_to(candidate)
+        samples = self._sample_tables_of(axis, allowed.recompute, allowed.split)
+        return rough_stream(self.graph, candidate.micro, samples, self._state_tables_of(candidate, allowed.zero))
 
-def _least_sample(name: str, options: tuple[LeastCosts, ...], levels: tuple[str, ...]) -> _Sample:
-    costs = [cost for option in options for level, cost in option[name].items() if level in levels]
-    return _Sample(
-        min(forward_seconds(c, NO_STATE) + sum(backward_seconds(c, NO_STATE, split=False)) for c, _ in costs)
-        / HUGE_MICROBATCH,
-        min(forward_seconds(c, NO_STATE) + backward_seconds(c, NO_STATE, split=True)[0] for c, _ in costs) / HUGE_MICROBATCH,
-        min(saved for _, saved in costs) / HUGE_MICROBATCH,
-    )
+    def _sample_tables_of(self, axis: TensorAxis, levels: tuple[str, ...], split: bool) -> dict[str, Table]:
+        """By body."""
+        home, key = self._home(split_of(axis)), (axis, levels, split)
+        if key not in home._sample_tables:
+            huge = home._huge_of(axis)
+            home._sample_tables[key] = {name: sample_table(name, huge, levels, split) for name in self._counts}
+        return home._sample_tables[key]
 
-
-def _least_state(held: Sequence[StateCost], together: bool) -> _Held:
-    engine = planning_engine()
-    return _Held(
-        min(engine.gathers_floor * (state.forward_comm_s + state.backward_comm_s) for state in held),
-        min(engine.gradients_floor * state.once_comm_s + state.optimizer_s for state in held),
-        min(s.parameters_bytes + together * s.gradients_bytes + s.optimizer_bytes for s in held),
-    )
+    def _state_tables_of(self, candidate: Candidate, stages: tuple[int, ...]) -> dict[str, Table]:
+        """By body, over ZeRO groups, options and ZeRO stages."""
+        key = self._state_key(candidate), stages
+        if key not in self._state_tables:
+            states = [option for each in candidate.each for option in self.states(each)]
+            self._state_tables[key] = {name: state_table(name, states, stages) for name in self._counts}
+        return self._state_tables[key]

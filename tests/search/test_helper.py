@@ -26,7 +26,7 @@ from planner.search.candidates import Candidate, candidates_of, enumerate_candid
 from planner.search.climb import Climb
 from planner.search.families import Scope
 from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
-from planner.search.nodes import Attempt, Kin, Sketch, count
+from planner.search.nodes import Attempt, Kin, Sketch, count_roughly
 from planner.search.placing import bounds_of
 from planner.search.prices import Prices
 from planner.search.request import Look, as_it_is
@@ -203,7 +203,7 @@ def test_it_ends_with_its_orders_however_they_end(part: float) -> None:
 
 
 def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With prices of its own, from the graph and the cluster that it was sent."""
+    """With prices of its own, from the graph and the cluster that it was sent; before there is any plan, so roughly."""
     graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
     request = Request(16, graph.sequence, "fp32")
     monkeypatch.setattr(searching, "usable_cores", lambda: 2)
@@ -227,7 +227,7 @@ def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyP
     assert len(taken) == possible > 20
     for candidate, bound in taken.items():
         sketch = Sketch(candidate, prices.bound(candidate))
-        count([sketch], scope)
+        count_roughly([sketch], scope)
         assert sketch.bound == bound, candidate
 
 
@@ -300,7 +300,7 @@ def test_two_bound_everything_once(answers: tuple[int, ...], here: int, waited: 
     found = bounds_of(axes, cast(Helper, helper))
     assert helper.taken == axes.each[:here] and helper.waited == waited
     prices = known.prices
-    lessened = [prices.without_beaten(candidate) for candidate in known.candidates]
+    lessened = [prices.without_beaten(candidate) for kind in known.kinds for candidate in kind.candidates]
     assert list(found.items()) == [(candidate, prices.bound(candidate)) for candidate in lessened]
 
 
