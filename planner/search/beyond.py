@@ -37,7 +37,7 @@ class Beyond:
     bounds: Mapping[Candidate, float]
     scope: Scope
     best: Best
-    meanwhile: Callable[[], None]
+    meanwhile: Callable[[], object]
 
     def go(self, deadline: float) -> None:
         """Candidates of the least bounds first, as long as they may be quicker than the best plan: one of every mesh, however

@@ -31,20 +31,21 @@ STARTS, EACH = 6, 0.25
 """So many candidates of a mesh are probed for a plan to begin with, and a climb has this part of the time that is left."""
 
 
-def nothing() -> None:
-    """Nothing else is to be done."""
+def nothing() -> bool:
+    """Nothing else is to be done, whatever is found."""
+    return False
 
 
 @dataclass
 class Climb:
     """``bounds``: of all candidates; ``best``: the best plan so far, which is told of those that climbs end with;
-    ``meanwhile()``: is called before every step; ``limit_s``: what is slower is not looked at closely, however quick the best
-    is."""
+    ``meanwhile()``: is called before every step, and says whether nothing is left to look for; ``limit_s``: what is slower is
+    not looked at closely, however quick the best is."""
 
     bounds: Mapping[Candidate, float]
     scope: Scope
     best: Best
-    meanwhile: Callable[[], None] = nothing
+    meanwhile: Callable[[], bool] = nothing
     limit_s: float = math.inf
     _probed: set[Candidate] = field(default_factory=set)
     _steps: list[tuple[Plan, Prediction]] = field(default_factory=list)
@@ -77,10 +78,19 @@ class Climb:
     def practised(self, deadline: float = math.inf) -> list[Candidate]:
         """What practice begins with, for each number of pipeline ranks, of schedules for which there is time where there are
         some."""
-        inside = self.scope.cluster.levels[0].size
-        short = {candidate: has_time(candidate.actions, deadline) for candidate in self.bounds}
-        order = sorted(self.bounds, key=lambda candidate: (short[candidate], *_as_practised(inside, candidate)))
-        return list({candidate.mesh.pipeline: candidate for candidate in order}.values())
+        inside, found = self.scope.cluster.levels[0].size, dict[int, tuple[tuple[object, ...], Candidate]]()
+        for mesh, members in sorted(self._of_mesh.items(), key=lambda pair: _split(inside, pair[0]), reverse=True):
+            known = found.get(mesh.pipeline)
+            # Of a schedule for which there is time, and split better.
+            if known is not None and known[0][0] and known[1].mesh.tensor != mesh.tensor:
+                continue
+            for candidate in members:
+                key = has_time(candidate.actions, deadline), *_as_practised(inside, candidate)
+                if known is None or key >= known[0]:
+                    known = key, candidate
+            assert known is not None
+            found[mesh.pipeline] = known
+        return [candidate for _, candidate in found.values()]
 
     def begin(self, deadline: float) -> None:
         """Go uphill from the best of the candidate of the least bound and of what practice begins with, for each number of
@@ -200,7 +210,8 @@ class Climb:
             return False
         if math.isfinite(self.step_s) and not has_time(sketch.candidate.actions, deadline):
             return False
-        self.meanwhile()
+        if self.meanwhile():
+            return False
         self._probed.add(sketch.candidate)
         before = self.target_s
         limit_s = min(before, self.limit_s)
@@ -238,11 +249,14 @@ class Climb:
                     yield other
 
 
-def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
+def _split(inside: int, mesh: Mesh) -> int:
     """Grows with what practice prefers: tensor ranks among the ``inside`` that the fastest links join."""
-    tensor = candidate.mesh.tensor
-    split = tensor if tensor <= inside else -tensor
-    return split, -candidate.micro, candidate.schedule == "interleaved-1f1b", candidate.virtual
+    return mesh.tensor if mesh.tensor <= inside else -mesh.tensor
+
+
+def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
+    """Grows with what practice prefers."""
+    return _split(inside, candidate.mesh), -candidate.micro, candidate.schedule == "interleaved-1f1b", candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:

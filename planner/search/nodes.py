@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.ir.plan import SPLIT_BACKWARD, Prediction, StagePlan
+from planner.search.allowed import ONCE
 from planner.search.branches import Branches
 from planner.search.candidates import Candidate, shape_of
 from planner.search.counted import Ranks
@@ -275,13 +276,26 @@ class Attempt:
             prediction = try_stages(first, stages, report)
             if prediction.fits:
                 if prediction.step_s < WORTH_REGROUPING * limit_s:
-                    _try_each(others, stages, report)
+                    _try_each(others, stages, report, first)
                 return bounds
             excess = prediction.peak_memory_bytes - prediction.memory_limit_bytes
             shape = replace(shape, capacity_bytes=shape.capacity_bytes - excess)
         return None
 
 
-def _try_each(tasks: Iterable[Task], stages: tuple[StagePlan, ...], report: Look) -> list[Prediction]:
-    """The same stages under several ZeRO groups, those that have all of their choices."""
-    return [try_stages(task, stages, report) for task in tasks if task.has(stages)]
+def _try_each(
+    tasks: Iterable[Task], stages: tuple[StagePlan, ...], report: Look, fits: Task | None = None
+) -> list[Prediction]:
+    """The same stages under several ZeRO groups, those that have all of their choices. Where these send once a step, groups
+    differ in what that takes: the quickest first, as long as none fits. ``fits``: another one that does."""
+    able, found = [task for task in tasks if task.has(stages)], list[Prediction]()
+    if any(decision.zero not in ONCE for stage in stages for decision in stage.decisions):
+        return [try_stages(task, stages, report) for task in able]
+    limit_s = math.inf if fits is None else fits.once_s(stages)
+    for task in sorted(able, key=lambda task: task.once_s(stages)):
+        if task.once_s(stages) >= limit_s:
+            break
+        found.append(try_stages(task, stages, report))
+        if found[-1].fits:
+            break
+    return found

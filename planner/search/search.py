@@ -38,8 +38,9 @@ MANY = 400
 """So many candidates are worth a second process from the beginning on."""
 HELPED_AFTER_S = 0.5
 """Seconds after which a second process is worth its start."""
-WIDELY_AFTER_S, WIDELY_FOR = (5.0, 12.0), 0.5
-"""Seconds after which plans are sought in every mesh that is left, for this part of the time so far."""
+WIDELY, WIDELY_FOR = ((5.0, 0.03), (12.0, 0.01)), 0.5
+"""Seconds after which plans are sought in every mesh that is left, where more than this part of a step is open; for this part
+of the time so far."""
 AHEAD, FAR_AHEAD = 6, 128
 """So much kin the helper has at most that is not counted yet; at the beginning, where nobody else counts it."""
 SHARED, LONG_SHARED = 2, 16
@@ -190,10 +191,11 @@ class _State:
         """Attempts under way here that matter."""
         return sum(isinstance(node, Attempt) and node.looks > 0 and bound < target_s for bound, _, node in self.heap)
 
-    def meanwhile(self) -> None:
-        """Keep the helper busy with counting for some time."""
+    def meanwhile(self) -> bool:
+        """Keep the helper busy with counting for some time. Returns whether the best plan is proven."""
         self.hear()
         self.feed(FAR_AHEAD)
+        return self.least_s >= self.best.target()
 
     def feed(self, most: int = AHEAD) -> None:
         """Give the helper kin to count, up to as much, where it has half of that or less."""
@@ -353,16 +355,17 @@ def search(
 def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_any: float = math.inf) -> None:
     """Look closer at the node of the lowest bound, until the best plan is proven or the time is over (``until_any``: that
     without any plan). From every best plan the search goes uphill."""
-    begin, best, wide = time.perf_counter(), state.best, list(WIDELY_AFTER_S)
+    begin, best, wide = time.perf_counter(), state.best, list(WIDELY)
     while state.least_s < best.target():
         now, target_s = time.perf_counter(), best.target()
         if now > deadline or (best.found is None and now > until_any):
             return
         if state.helper is None and not state.alone and now > begin + HELPED_AFTER_S:
             state.call(scope, deadline)
-        if wide and best.found is not None and now > begin + wide[0]:
-            climb.widely(state.open(), min(deadline, now + WIDELY_FOR * (now - begin)))
-            wide.pop(0)
+        if wide and best.found is not None and now > begin + wide[0][0]:
+            _, worth = wide.pop(0)
+            if 1 - state.least_s / best.step_s > worth:
+                climb.widely(state.open(), min(deadline, now + WIDELY_FOR * (now - begin)))
         state.feed()
         state.hear()
         node = state.heard[0][0] if state.heard else state.pop()

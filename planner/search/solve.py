@@ -55,6 +55,15 @@ class Task:
             for stage in stages for at, decision in enumerate(stage.decisions, stage.first)
         )
 
+    def once_s(self, stages: tuple[StagePlan, ...]) -> float:
+        """What the parameters of the busiest rank need once a step."""
+        states, blocks = self.chain.costed.states[self.chain.option], self.chain.costed.graph.blocks
+        shape, seconds = shape_of(self.candidate, self.cluster), [0.0] * self.candidate.mesh.pipeline
+        for index, stage in enumerate(stages):
+            each = (states[blocks[at].body][made.zero] for at, made in enumerate(stage.decisions, stage.first))
+            seconds[shape.rank_of(index)] += sum(state.once_comm_s + state.optimizer_s for state in each)
+        return max(seconds)
+
     def plan(self, stages: tuple[StagePlan, ...]) -> Plan:
         """Of a chain of one ZeRO group."""
         candidate, request, costed = self.candidate, self.request, self.chain.costed

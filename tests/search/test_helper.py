@@ -231,7 +231,7 @@ def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyP
         assert sketch.bound == bound, candidate
 
 
-def _until(reached: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
+def _until(reached: Callable[[], bool], meanwhile: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not reached() and time.monotonic() < deadline:
         meanwhile()
