@@ -99,12 +99,18 @@ def _merge(space: Space, first: Vertex, second: Vertex) -> Vertex:
     all_reads, all_writes = (*first.reads, *second.reads), (*first.writes, *second.writes)
     inner_reads = [value for value in all_reads if value in inner]
     inner_writes = [value for value in all_writes if value in inner]
+    # Mostly one value is between them, and read once.
+    alone = len(inner_reads) == len(inner_writes) == 1
     cheapest: dict[_Ends, tuple[float, Choice, Choice]] = {}
     two_sides = _sides(second, inner)
     for inside, ones in _sides(first, inner).items():
         for other, twos in two_sides.items():
-            read = zip(inner_reads, inside[0] + other[0], strict=True)
-            between = _inner_price(space, read, dict(zip(inner_writes, inside[1] + other[1], strict=True)))
+            read, written = inside[0] + other[0], inside[1] + other[1]
+            if alone:
+                between = space.conversion_price(inner_reads[0], written[0], read[0])
+            else:
+                pairs = zip(inner_reads, read, strict=True)
+                between = _inner_price(space, pairs, dict(zip(inner_writes, written, strict=True)))
             if between is None:
                 continue
             for reads, writes, one in ones:

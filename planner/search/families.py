@@ -33,7 +33,7 @@ Costing = Callable[[Candidate], CostedGraph | None]
 
 @dataclass(frozen=True)
 class Bundle:
-    """Chains as one: every block may have the choices of any of them. None where they are not known yet."""
+    """Chains as one: every block may have the choices of any of them. ``chains``: none as long as they are not priced."""
 
     chains: tuple[Chain, ...]
     stream: Stream
@@ -123,8 +123,8 @@ class Scope:
     request: Request
     names: Fingerprints
     pool: Pool = field(default_factory=dict)
-    families: dict[object, Family | None] = field(default_factory=dict)
     roughs: dict[object, Bundle | None] = field(default_factory=dict)
+    families: dict[object, Family | None] = field(default_factory=dict)
 
     def kin(self, candidate: Candidate) -> object:
         """What candidates share that have a family in common."""

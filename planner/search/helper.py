@@ -171,7 +171,8 @@ class Helper:
     def begin(self, best: Best, scope: Scope, deadline: float) -> None:
         """Say what the search is about, as it is now. Raises pickle.PicklingError and its like where that cannot be sent."""
         # What is known of families is found out again sooner than sent.
-        self._orders.put(pickle.dumps(Begin(best.look, best.gap, best.most_s, replace(scope, pool={}, families={}), deadline)))
+        known = replace(scope, pool={}, roughs={}, families={})
+        self._orders.put(pickle.dumps(Begin(best.look, best.gap, best.most_s, known, deadline)))
 
     @property
     def least_s(self) -> float:

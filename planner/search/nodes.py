@@ -288,14 +288,17 @@ def _try_each(
 ) -> list[Prediction]:
     """The same stages under several ZeRO groups, those that have all of their choices. Where these send once a step, groups
     differ in what that takes: the quickest first, as long as none fits. ``fits``: another one that does."""
-    able, found = [task for task in tasks if task.has(stages)], list[Prediction]()
+    able = [task for task in tasks if task.has(stages)]
     if any(decision.zero not in ONCE for stage in stages for decision in stage.decisions):
         return [try_stages(task, stages, report) for task in able]
-    limit_s = math.inf if fits is None else fits.once_s(stages)
-    for task in sorted(able, key=lambda task: task.once_s(stages)):
-        if task.once_s(stages) >= limit_s:
+    limit_s, found = math.inf if fits is None else _once_s(fits, stages), list[Prediction]()
+    for seconds, task in sorted(((_once_s(task, stages), task) for task in able), key=lambda pair: pair[0]):
+        if seconds >= limit_s or (found and found[-1].fits):
             break
         found.append(try_stages(task, stages, report))
-        if found[-1].fits:
-            break
     return found
+
+
+def _once_s(task: Task, stages: tuple[StagePlan, ...]) -> float:
+    """What follows a step's passes, at least."""
+    return task.once_s(stages) + certain_tied_seconds(task)

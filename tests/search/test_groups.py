@@ -15,13 +15,15 @@ from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.errors import NoPlanFits
 from planner.ir.graph import ModelGraph
-from planner.ir.plan import AXIS_ORDERS, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName
+from planner.ir.plan import AXIS_ORDERS, Batch, BlockDecision, Mesh, Plan, Prediction, Schedule, ScheduleName, StagePlan
 from planner.search import Request, parse_pins, search
 from planner.search.candidates import Candidate, enumerate_candidates
 from planner.search.engine import planning_engine
 from planner.search.families import Scope
+from planner.search.nodes import _try_each
 from planner.search.prices import Prices
-from planner.search.solve import Fingerprints
+from planner.search.request import as_it_is
+from planner.search.solve import Fingerprints, Task, try_stages
 from tests.costing.test_measured_memory import graph_of
 from tests.oracles.exhaustive_plan import best_plan
 from tests.search.made import make_cluster, make_costed, make_graph
@@ -198,6 +200,33 @@ def test_several_groups_are_no_worse_than_any() -> None:
     assert [[each.zero_groups for each in part] for part in parts] == [[(8,)], [(4, 2)]]
     assert family.chosen({parts[1][0].name}) == list(parts[1])
     assert [each.zero_groups for each in family.chosen({each.name for each in chain.each})] == [(8,), (4,), (2,)]
+
+
+def test_stages_are_tried_under_the_quickest_group_that_fits() -> None:
+    """The best of all groups is found where blocks send once a step, without a look at slower ones; where they send for every
+    micro-batch all are looked at."""
+    looked: dict[bool, list[int]] = {False: [], True: []}
+    for seed in range(40):
+        prices, memory = by_group(seed, "eaaah"), 60 + 25 * seed
+        candidate = Candidate(Mesh(pipeline=1, data=8), 1, 4, "1f1b", 1, ((8,), (4,), (2,)))
+        scope = Scope(prices.whole.graph, prices, make_cluster(8, memory), Request(32, 4, "fp32"), NAMES)
+        family = scope.family(candidate)
+        assert family is not None
+        each = [Task(candidate, chain, scope.cluster, scope.request, NAMES) for one in family.chains for chain in one.each]
+        draw = random.Random(seed)
+        for often in (False, True):
+            zeros = [draw.choice((0, 1, 3) if often else (0, 1)) for _ in range(4)] + [3 if often else 1]
+            stages = (StagePlan(0, 0, 5, tuple(BlockDecision(zero, "none") for zero in zeros)),)
+            fitting = [p for task in each if (p := try_stages(task, stages, as_it_is)).fits]
+            best_s = min((prediction.step_s for prediction in fitting), default=math.inf)
+            found = _try_each(each, stages, as_it_is)
+            assert min((p.step_s for p in found if p.fits), default=math.inf) == best_s
+            looked[often].append(len(found))
+            for first in (task for task in each if try_stages(task, stages, as_it_is).fits):
+                first_s = try_stages(first, stages, as_it_is).step_s
+                others = _try_each([task for task in each if task is not first], stages, as_it_is, first)
+                assert min(first_s, *(p.step_s for p in others if p.fits), math.inf) == best_s
+    assert set(looked[False]) == {1, 3} and set(looked[True]) == {3}, "one is enough, or none fits"
 
 
 @pytest.mark.slow
