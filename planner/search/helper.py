@@ -41,13 +41,14 @@ WORTH_AGAIN = 2
 
 @dataclass(frozen=True)
 class Fresh:
-    """A node for the helper. ``kin``: its candidates and their bounds; ``chains``: of an attempt. ``opened``: of one that was
-    looked at, or of a part of it, its branches; ``finished_s``: of those before; with the ``paths`` that are known."""
+    """A node for the helper. ``kin``: its candidates, their bounds and whether they were counted roughly; ``chains``: of an
+    attempt. ``opened``: of one that was looked at, or of a part of it, its branches; ``finished_s``: of those before; with the
+    ``paths`` that are known."""
 
     name: int
     candidate: Candidate
     bound: float
-    kin: tuple[tuple[Candidate, float], ...] = ()
+    kin: tuple[tuple[Candidate, float, bool], ...] = ()
     chains: tuple[Name, ...] = ()
     opened: tuple[Opened, ...] = ()
     finished_s: float = math.inf
@@ -57,7 +58,8 @@ class Fresh:
     def of(name: int, node: Kin | Attempt) -> Fresh:
         """A node of the search."""
         if isinstance(node, Kin):
-            return Fresh(name, node.candidate, node.bound, tuple((each.candidate, each.bound) for each in node.sketches))
+            kin = tuple((each.candidate, each.bound, each.rough) for each in node.sketches)
+            return Fresh(name, node.candidate, node.bound, kin)
         chains = tuple(task.chain.name for task in node.tasks)
         if node.branches is None:
             return Fresh(name, node.candidate, node.bound, (), chains)
@@ -67,7 +69,7 @@ class Fresh:
     def node(self, scope: Scope) -> Kin | Attempt:
         """As the helper has it."""
         if self.kin:
-            return Kin(tuple(Sketch(candidate, bound) for candidate, bound in self.kin))
+            return Kin(tuple(Sketch(candidate, bound, rough=rough) for candidate, bound, rough in self.kin))
         family = scope.family(self.candidate)
         assert family is not None
         chosen = family.chosen(self.chains)
@@ -91,7 +93,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a look has found. ``bounds``: of kin, those of its sketches. ``plan``: looked at, where it is quicker than all
+    """What a look has found. ``bounds``: of kin, those of its sketches; ``rough``: whether that is all that was counted, for
+    want of a target. ``plan``: looked at, where it is quicker than all
     before."""
 
     name: int
@@ -100,6 +103,7 @@ class Answer:
     mixed: bool = False
     plan: tuple[Plan, Prediction] | None = None
     bounds: tuple[float, ...] = ()
+    rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,9 +330,11 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             name = _next(waiting, begun, best, begin.deadline)
         node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
         if isinstance(node, Kin):
-            node.count(begin.scope, best.target())
+            target_s = best.target()
+            rough = math.isinf(target_s) and not node.rough
+            node.count(begin.scope, target_s)
             bounds = tuple(sketch.bound for sketch in node.sketches)
-            tell(Answer(name, min(bounds), finished=True, bounds=bounds))
+            tell(Answer(name, min(bounds), finished=True, bounds=bounds, rough=rough))
             continue
         best.found, begun[name] = None, node
         finished = node.advance(best.target, begin.deadline, begin.gap, best.report)

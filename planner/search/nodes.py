@@ -40,12 +40,14 @@ REPEATS = 4
 @dataclass
 class Sketch:
     """A candidate whose chains are not told apart yet. ``bound``: of its step; ``chains``: what counting knows of them, where
-    it has counted, no closer than a target asked for that was ``counted_s``."""
+    it has counted, no closer than a target asked for that was ``counted_s``; ``rough``: whether it was counted before they were
+    priced."""
 
     candidate: Candidate
     bound: float
     counted_s: float = -math.inf
     chains: tuple[Counted, ...] = ()
+    rough: bool = False
 
     def attempts(self, scope: Scope, target_s: float = math.inf) -> tuple[list[Attempt], float]:
         """Its chains that may be quicker than the target, those that are alike as one; and the least step of the others."""
@@ -89,12 +91,13 @@ def _families(sketches: Iterable[Sketch], scope: Scope) -> Iterable[list[Sketch]
 
 
 def _roughly(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
-    """Bound sketches of a family before its chains are known."""
-    bundle = scope.rough(sketches[0].candidate)
+    """Bound sketches of a family before its chains are known, where that was not done yet."""
+    fresh = [sketch for sketch in sketches if not sketch.rough]
+    bundle = scope.rough(fresh[0].candidate) if fresh else None
     if bundle is not None:
-        shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in sketches]
-        for sketch, bound in zip(sketches, bundle.bounds(shapes, target_s).tolist(), strict=True):
-            sketch.bound = max(sketch.bound, bound)
+        shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in fresh]
+        for sketch, bound in zip(fresh, bundle.bounds(shapes, target_s).tolist(), strict=True):
+            sketch.bound, sketch.rough = max(sketch.bound, bound), True
 
 
 def _closely(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
@@ -122,10 +125,15 @@ class Kin:
     def candidate(self) -> Candidate:
         return self.sketches[0].candidate
 
+    @property
+    def rough(self) -> bool:
+        """Whether it was counted before its chains were priced."""
+        return all(sketch.rough for sketch in self.sketches)
+
     def count(self, scope: Scope, target_s: float) -> None:
-        """Count those that may be quicker than the target; the others are bounded well enough. Without a target, as far as is
-        known before their chains are priced."""
-        if math.isfinite(target_s):
+        """Count those that may be quicker than the target; the others are bounded well enough. Without a target, first as far
+        as is known before their chains are priced."""
+        if math.isfinite(target_s) or self.rough:
             count([sketch for sketch in self.sketches if sketch.bound < target_s], scope, target_s)
         else:
             count_roughly(self.sketches, scope)

@@ -8,6 +8,7 @@ import itertools
 import math
 import pickle
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -201,9 +202,14 @@ class _State:
         """Give the helper kin to count, up to as much, where it has half of that or less."""
         if self.helper is None or 2 * len(self.helper.away) > most:
             return
-        left, target_s, nodes = most - len(self.helper.away), self.best.target(), list[Kin]()
+        left, target_s, nodes, later = most - len(self.helper.away), self.best.target(), list[Kin](), list[Kin]()
         while left > len(nodes) and self.kin and self.kin[0].bound < target_s:
-            nodes.append(self.kin.popleft())
+            # Without a target, what was counted roughly comes last.
+            kin = self.kin.popleft()
+            (later if kin.rough and math.isinf(target_s) else nodes).append(kin)
+        if not nodes:
+            nodes, later = later[:left], later[left:]
+        self.kin.extendleft(reversed(later))
         if nodes:
             self.helper.send(nodes, self.best.step_s)
 
@@ -235,10 +241,13 @@ class _State:
             self.best.keep(*answer.plan)
         if isinstance(node, Kin):
             for sketch, bound in zip(node.sketches, answer.bounds, strict=True):
-                sketch.bound = max(sketch.bound, bound)
-            # Of those that may still be quicker, all at once, it is found out here what that bound is made of.
-            for kin in kin_of(node.sketches):
-                self.push(kin)
+                sketch.bound, sketch.rough = max(sketch.bound, bound), True
+            for kin in kin_of(sketch for sketch in node.sketches if math.isfinite(sketch.bound)):
+                if answer.rough:
+                    insort(self.kin, kin, key=lambda kin: kin.bound)
+                else:
+                    # Of those that may still be quicker, all at once, it is found out here what that bound is made of.
+                    self.push(kin)
         elif node is not None:
             node.bound = max(node.bound, answer.bound)
             node.mixed, node.looks = answer.mixed, node.looks + 1

@@ -26,7 +26,7 @@ from planner.search.candidates import Candidate, candidates_of, enumerate_candid
 from planner.search.climb import Climb
 from planner.search.families import Scope
 from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
-from planner.search.nodes import Attempt, Kin, Sketch, count_roughly
+from planner.search.nodes import Attempt, Kin, Sketch, count, count_roughly
 from planner.search.placing import bounds_of
 from planner.search.prices import Prices
 from planner.search.request import Look, as_it_is
@@ -203,32 +203,35 @@ def test_it_ends_with_its_orders_however_they_end(part: float) -> None:
 
 
 def test_it_counts_sketches_as_they_are_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With prices of its own, from the graph and the cluster that it was sent; before there is any plan, so roughly."""
+    """With prices of its own, from the graph and the cluster that it was sent. Before there is any plan, roughly
+    first."""
     graph, cluster = graph_of("gpt", "float32"), resolve_cluster("local-cpu:1x4")
     request = Request(16, graph.sequence, "fp32")
     monkeypatch.setattr(searching, "usable_cores", lambda: 2)
     monkeypatch.setattr(searching, "MANY", 1)
-    taken: dict[Candidate, float] = {}
+    taken: dict[bool, dict[Candidate, float]] = {True: {}, False: {}}
     take = searching._State._take
 
     def taking(self: Any, node: Kin | Attempt | None, answer: Answer) -> None:
         take(self, node, answer)
         if isinstance(node, Kin):
-            taken.update((sketch.candidate, sketch.bound) for sketch in node.sketches)
+            taken[answer.rough].update((sketch.candidate, sketch.bound) for sketch in node.sketches)
 
     monkeypatch.setattr(searching._State, "_take", taking)
     # The climb waits until all are counted.
-    monkeypatch.setattr(Climb, "begin", lambda self, deadline: _until(lambda: len(taken) == possible, self.meanwhile))
+    monkeypatch.setattr(Climb, "begin", lambda self, deadline: _until(lambda: len(taken[False]) == possible, self.meanwhile))
     candidates = enumerate_candidates(graph, cluster, request)
     prices = Prices(graph, cluster, request, candidates)
     possible = sum(math.isfinite(prices.bound(candidate)) for candidate in candidates)
     searching.search(graph, cluster, request)
     scope = Scope(graph, prices, cluster, request, cast(Any, None))
-    assert len(taken) == possible > 20
-    for candidate, bound in taken.items():
+    assert len(taken[True]) == len(taken[False]) == possible > 20
+    for candidate in taken[True]:
         sketch = Sketch(candidate, prices.bound(candidate))
         count_roughly([sketch], scope)
-        assert sketch.bound == bound, candidate
+        assert sketch.bound == taken[True][candidate], candidate
+        count([sketch], scope)
+        assert sketch.bound == taken[False][candidate], candidate
 
 
 def _until(reached: Callable[[], bool], meanwhile: Callable[[], object]) -> None:
