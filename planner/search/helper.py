@@ -93,9 +93,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a look has found. ``bounds``: of kin, those of its sketches; ``rough``: whether that is all that was counted, for
-    want of a target. ``plan``: looked at, where it is quicker than all
-    before."""
+    """What a look has found. ``bounds``: of kin, those of its sketches; ``rough``: whether they were counted no closer, for
+    want of a target. ``plan``: looked at, where it is quicker than all before."""
 
     name: int
     bound: float

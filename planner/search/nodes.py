@@ -93,11 +93,13 @@ def _families(sketches: Iterable[Sketch], scope: Scope) -> Iterable[list[Sketch]
 def _roughly(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
     """Bound sketches of a family before its chains are known, where that was not done yet."""
     fresh = [sketch for sketch in sketches if not sketch.rough]
+    for sketch in fresh:
+        sketch.rough = True
     bundle = scope.rough(fresh[0].candidate) if fresh else None
     if bundle is not None:
         shapes = [shape_of(sketch.candidate, scope.cluster) for sketch in fresh]
         for sketch, bound in zip(fresh, bundle.bounds(shapes, target_s).tolist(), strict=True):
-            sketch.bound, sketch.rough = max(sketch.bound, bound), True
+            sketch.bound = max(sketch.bound, bound)
 
 
 def _closely(sketches: list[Sketch], scope: Scope, target_s: float) -> None:
