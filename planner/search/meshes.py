@@ -13,8 +13,6 @@ from planner.evaluate import send_seconds
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
 
-NEAR: AxisOrder = "data-pipeline-tensor"
-"""Pipelines of neighbouring ranks, or of such groups of tensor ranks."""
 MUCH = 2**20
 """Bytes that are mostly rate, not latency."""
 
@@ -38,12 +36,10 @@ def meshes_of(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> 
 
 def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[AxisOrder, ...]:
     """Those that are admitted; of several with the same links, and to which the same is forbidden, the first. Unless
-    constraints speak of orders, pipelines of neighbouring ranks all lie alike over the topology, and more tensor ranks than a
-    node has are nearest each other."""
+    constraints speak of orders, more tensor ranks than a node has are nearest each other."""
     admitted = [order for order in AXIS_ORDERS if constraints.admits("axis_order", order)]
-    if not constraints.speak_of("axis_order", mesh.degrees):
-        near, apart = _alike(replace(mesh, order=NEAR), cluster), mesh.tensor <= cluster.devices_per_node
-        admitted = [order for order in admitted if (near if order == NEAR else apart or order.endswith("tensor"))]
+    if mesh.tensor > cluster.devices_per_node and not constraints.speak_of("axis_order", mesh.degrees):
+        admitted = [order for order in admitted if order.endswith("tensor")]
     if len(admitted) < 2:
         return tuple(admitted)
     named = [each for combination in constraints.forbidden for each in combination.conditions if each.name == "axis_order"]
@@ -52,12 +48,6 @@ def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple
         links = links_of(replace(mesh, order=order), cluster)
         found.setdefault((links, *(condition.admits(order) for condition in named)), order)
     return tuple(found.values())
-
-
-def _alike(mesh: Mesh, cluster: Cluster) -> bool:
-    """Whether all pipelines lie alike over the topology."""
-    ranks = mesh.pipeline * mesh.pipeline_stride
-    return all(level.size % ranks == 0 or ranks % level.size == 0 for level in cluster.levels)
 
 
 def links_of(mesh: Mesh, cluster: Cluster) -> Hashable:
