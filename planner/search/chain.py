@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from hardware_profiles import Engine
 from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
-from planner.ir.costed import BlockCost, CostedGraph, Recompute, StateCost
+from planner.ir.costed import BlockCost, BlockSeconds, CostedGraph, Recompute, StateCost
 from planner.search.allowed import Allowed
 from planner.search.tables import AT_TIMES, Table, table
 
@@ -173,14 +173,26 @@ class Chain:
         return tuple(work for run, work in zip(self.runs, works, strict=True) for _ in range(run.count))
 
 
+def recompute_sums(
+    cost: BlockSeconds, saved_bytes: int, buffer_bytes: int = 0, waiting_bytes: int = 0, *, split: bool
+) -> tuple[float, ...]:
+    """A choice of recomputation, as :attr:`Table.sums` has it."""
+    passes = forward_seconds(cost, NO_STATE), *backward_seconds(cost, NO_STATE, split=split)
+    return *passes, 0.0, 0.0, buffer_bytes, saved_bytes, waiting_bytes
+
+
+def zero_sums(state: StateCost) -> tuple[float, ...]:
+    """A ZeRO stage, as :attr:`Table.sums` has it."""
+    return (
+        state.forward_comm_s, state.backward_comm_s, 0.0, state.once_comm_s, state.optimizer_s,
+        state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, 0.0,
+    )
+
+
 @lru_cache(maxsize=4096)
 def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool) -> Table:
     """The choices of recomputation of one block. Many chains share them, and so do the data axes beside a tensor axis."""
-    vectors = [
-        (forward_seconds(c, NO_STATE), *backward_seconds(c, NO_STATE, split=split), 0.0, 0.0,
-         c.buffer_bytes, c.saved_bytes, c.waiting_bytes)
-        for _, c in costs
-    ]
+    vectors = [recompute_sums(c, c.saved_bytes, c.buffer_bytes, c.waiting_bytes, split=split) for _, c in costs]
     return table([level for level, _ in costs], vectors, [c.peak_bytes(split) for _, c in costs])
 
 
@@ -188,13 +200,9 @@ def _recompute_table(costs: tuple[tuple[Recompute, BlockCost], ...], split: bool
 def _zero_table(groups: tuple[tuple[tuple[int, StateCost], ...], ...]) -> Table:
     """The choices of ZeRO stages of one block; of several groups, each stage as good as under any of them."""
     states = list(dict.fromkeys(itertools.chain.from_iterable(groups)))
-    vectors = [
-        (s.forward_comm_s, s.backward_comm_s, 0.0, s.once_comm_s, s.optimizer_s,
-         s.parameters_bytes + s.optimizer_bytes, s.gradients_bytes, 0.0)
-        for _, s in states
-    ]
     every = table(
-        [zero for zero, _ in states], vectors, [s.gather_bytes for _, s in states], [s.lasting_bytes for _, s in states]
+        [zero for zero, _ in states], [zero_sums(s) for _, s in states],
+        [s.gather_bytes for _, s in states], [s.lasting_bytes for _, s in states],
     )
     return every.one_of_each() if len(groups) > 1 and states else every
 

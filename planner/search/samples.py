@@ -18,7 +18,7 @@ from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import StateCost
 from planner.ir.graph import ModelGraph
-from planner.search.chain import Run
+from planner.search.chain import Run, recompute_sums, zero_sums
 from planner.search.crossings import NO_SEND
 from planner.search.engine import planning_engine
 from planner.search.stream import Stream
@@ -70,41 +70,30 @@ class Held:
 
 
 def sample_table(name: str, options: Sequence[LeastCosts], levels: tuple[str, ...], split: bool) -> Table:
-    """A body's choices of placement and recomputation, for one sample of a huge micro-batch."""
-    rows: dict[tuple[float, ...], str] = {}
-    for option in options:
-        for level, (cost, saved) in option[name].items():
-            if level in levels:
-                passes = (forward_seconds(cost, NO_STATE), *backward_seconds(cost, NO_STATE, split=split))
-                rows.setdefault((*(each / HUGE_MICROBATCH for each in (*passes, 0.0, 0.0, 0.0, saved)), 0.0), level)
-    return _table(rows)
+    """A body's choices of placement and recomputation in a huge micro-batch."""
+    return _table({
+        recompute_sums(cost, saved, split=split): level
+        for option in options for level, (cost, saved) in option[name].items() if level in levels
+    })
 
 
 def state_table(name: str, states: Iterable[StateCosts], stages: tuple[int, ...]) -> Table:
     """A body's choices of placement, ZeRO group and stage."""
-    rows: dict[tuple[float, ...], int] = {}
-    for option in states:
-        for zero, s in option[name].items():
-            if zero in stages:
-                size, seconds = s.parameters_bytes + s.optimizer_bytes, (s.forward_comm_s, s.backward_comm_s, 0.0)
-                rows.setdefault((*seconds, s.once_comm_s, s.optimizer_s, size, s.gradients_bytes, 0.0), zero)
-    return _table(rows)
+    return _table({zero_sums(state): zero for option in states for zero, state in option[name].items() if zero in stages})
 
 
 def _table(rows: Mapping[tuple[float, ...], object]) -> Table:
     return table(list(rows.values()), list(rows), [0.0] * len(rows)).without_beaten()
 
 
-def rough_stream(
-    graph: ModelGraph, micro: int, samples: Mapping[str, Table], states: Mapping[str, Table]
-) -> Stream:
-    """What flows over stages at least. By body: ``samples``, of one sample; ``states``, of parameters."""
+def rough_stream(graph: ModelGraph, micro: int, samples: Mapping[str, Table], states: Mapping[str, Table]) -> Stream:
+    """What flows over stages at least. By body: ``samples``, of a huge micro-batch; ``states``, of parameters."""
     engine, runs, first = planning_engine(), [], 0
     for body, group in itertools.groupby(block.body for block in graph.blocks):
         runs.append(Run(body, first, len(list(group)), 0))
         first += runs[-1].count
-    grown = {name: replace(each, sums=micro * each.sums) for name, each in samples.items()}
+    shrunk = {name: replace(each, sums=micro / HUGE_MICROBATCH * each.sums) for name, each in samples.items()}
     return Stream(
-        tuple(runs), tuple((grown[run.body], states[run.body]) for run in runs), 0.0, 0, 0, (NO_SEND,) * len(runs),
+        tuple(runs), tuple((shrunk[run.body], states[run.body]) for run in runs), 0.0, 0, 0, (NO_SEND,) * len(runs),
         Overlap(engine.gathers_hidden, engine.gathers_floor), Overlap(engine.gradients_hidden, engine.gradients_floor),
     )
