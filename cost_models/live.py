@@ -3,7 +3,7 @@
 A micro-batch lives from its forward until its backward, or until its weight gradient where the backward is split: then it
 waits for that from its input gradient on, but on the first stage of the model, which has no input gradient to make. A stage's
 parameters have gradients from its first release on. The order on a rank is fixed, so what a rank holds is most at one of a
-few instants, whatever its stages hold.
+few instants, whatever its stages hold: a sum over linear counts is most at an end of them.
 Interleaved orders (Narayanan 2021, section 2.2; Qi 2023) count in closed form: ``kept`` forwards ahead of the releases, both
 of which pass over the virtual stages in turns of ``turn`` micro-batches, forwards from the first, releases from the last.
 """
@@ -26,8 +26,8 @@ V_TURNS = 4
 
 def instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Counts, ...]:
     """Per pipeline rank, [instants, 3, virtual stages] (first to last in the model): micro-batches alive, 1 where there are
-    gradients, and micro-batches that wait for their weight gradient. No instant has more than these in everything. An illegal
-    schedule raises ValueError."""
+    gradients, and micro-batches that wait for their weight gradient. Whatever one of each is worth, no instant is worth more
+    than the best of these. An illegal schedule raises ValueError."""
     reason = legal(name, pipeline, virtual, microbatches)
     if reason is not None:
         raise ValueError(reason)
@@ -80,27 +80,25 @@ def _instants(name: str, pipeline: int, virtual: int, microbatches: int) -> tupl
         return tuple(np.array([[[count], [1], [0]]]) for count in counts)
     if name == "zbv":
         return tuple(_maximal(_zbv_instants(zbv_steps(rank, pipeline, microbatches), rank)) for rank in ranks)
-    kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))
+    return tuple(map(_maximal, _interleaved(name, pipeline, virtual, microbatches)))
+
+
+def _interleaved(name: str, pipeline: int, virtual: int, microbatches: int) -> Counts:
+    """[ranks, instants, 3, virtual], just before releases: those where a turn of forwards, of input gradients or of releases
+    begins or ends. Between these all counts are linear."""
+    turn, total, ranks = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(pipeline)
+    kept = np.array(interleaved_kept(name, pipeline, virtual, microbatches))[:, None]
     # Forwards and releases go round together, so live vectors repeat after a round; in the second one all have gradients.
-    again = virtual * microbatches - kept >= 2 * virtual * turn_length(pipeline, microbatches) - 1
-    found: dict[int, Counts] = {}
-    for repeats in (False, True):
-        alike = np.flatnonzero(again == repeats)
-        parts = _interleaved(name, alike, kept[alike], repeats, pipeline, virtual, microbatches)
-        found.update(zip(alike.tolist(), parts, strict=True))
-    return tuple(_maximal(found[rank]) for rank in ranks)
-
-
-def _interleaved(
-    name: str, ranks: Counts, kept: Counts, repeats: bool, pipeline: int, virtual: int, microbatches: int
-) -> Counts:
-    """[ranks, instants, 3, virtual]: just before each release, as far as they are not repeated."""
-    turn, total, stages = turn_length(pipeline, microbatches), virtual * microbatches, np.arange(virtual)
-    released = np.arange(virtual * turn if repeats else 0, min(total, 2 * virtual * turn))
-    live = interleaved_live(np.minimum(kept[:, None] + released, total), released, virtual, turn)
-    begun = _passed(released + 1, stages[::-1], virtual, turn) > 0
-    waiting = interleaved_waiting(name, ranks, released, virtual, microbatches, turn)
-    return np.stack([live, np.broadcast_to(begun, live.shape), waiting], axis=2)
+    first = np.where(total - kept >= 2 * virtual * turn - 1, virtual * turn, 0)
+    last = min(total, 2 * virtual * turn) - 1
+    turns, ahead = np.broadcast_to(np.arange(2 * virtual + 1) * turn, (pipeline, 2 * virtual + 1)), ranks[:, None] + 1
+    ends = [turns - 1, turns, turns - kept % turn, total - kept]
+    if name == "interleaved-zero-bubble":
+        ends += turns - ahead % turn, total - ahead
+    released = np.clip(np.concatenate(ends, axis=1), first, last)
+    live = interleaved_live(np.minimum(kept + released, total), released, virtual, turn)
+    begun = _passed(released + 1, np.arange(virtual)[::-1], virtual, turn) > 0
+    return np.stack([live, begun, interleaved_waiting(name, ranks, released, virtual, microbatches, turn)], axis=2)
 
 
 def interleaved_kept(name: str, pipeline: int, virtual: int, microbatches: int) -> list[int]:

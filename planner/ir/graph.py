@@ -17,6 +17,9 @@ from planner.ir.body import Body
 from planner.ir.reach import GradientReach
 from planner.ir.types import TensorType
 
+Slot = tuple[str, str]
+"""A parameter of a body: the body's name and the parameter's name in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class InitStep:
@@ -245,6 +248,29 @@ class ModelGraph:
             for _, fqn in block.parameters:
                 homes.setdefault(fqn, {})[index] = None
         return {fqn: tuple(blocks) for fqn, blocks in homes.items()}
+
+    @cached_property
+    def tied_slots(self) -> tuple[frozenset[Slot], ...]:
+        """Groups of body parameters that must lie alike, because some parameter of the model is bound to several of them."""
+        bound: dict[str, set[Slot]] = {}
+        for block in self.blocks:
+            for name, fqn in block.parameters:
+                bound.setdefault(fqn, set()).add((block.body, name))
+        ties: nx.Graph[Slot] = nx.Graph()
+        for slots in bound.values():
+            nx.add_path(ties, sorted(slots))
+        return tuple(frozenset(group) for group in nx.connected_components(ties) if len(group) > 1)
+
+    @cached_property
+    def stands_for(self) -> Mapping[tuple[str, int], int]:
+        """How many parameters a body's parameter (body, its position there) stands for; a tied one counts where it is bound
+        last."""
+        holder = {}
+        for block in self.blocks:
+            bindings = dict(block.parameters)
+            for at, parameter in enumerate(self.body_of[block.body].parameters):
+                holder[bindings[parameter.name]] = (block.body, at)
+        return Counter(holder.values())
 
     @cached_property
     def _tied_homes(self) -> frozenset[tuple[int, ...]]:

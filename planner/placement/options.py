@@ -15,7 +15,7 @@ from functools import cached_property
 import networkx as nx
 
 from planner.ir.body import Body
-from planner.ir.graph import ModelGraph
+from planner.ir.graph import ModelGraph, Slot
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, local_type, shard
 from planner.placement.joint import apart, join
 from planner.placement.model import cheapest_picks
@@ -43,12 +43,6 @@ GAIN = 5e-4
 
 STATE_PRICES = (DIVIDED_STATE, 0.0)
 """Divided parameters, and time alone."""
-
-Slot = tuple[str, str]
-"""A parameter of a body: the body's name and the parameter's name in it."""
-
-Owned = Mapping[tuple[str, int], int]
-"""Tensors of the model by the body and the position of the parameter that they are bound to."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def place_graph(
     if degree == 1:
         placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
         whole = {name: p for name, p in placed.items() if p is not None}
-        return (_option(graph, REPLICATE, whole, owned_parameters(graph), pricing),)
+        return (_option(graph, REPLICATE, whole, pricing),)
     rules, known = remembered(rules), Known()
     pruned: dict[tuple[str, Activations], Space | None] = {}
     options = [
@@ -139,21 +133,7 @@ def body_boundary(graph: ModelGraph, body: Body, boundary: Placement) -> Mapping
     }
 
 
-def tied_slots(graph: ModelGraph) -> tuple[frozenset[Slot], ...]:
-    """Groups of body parameters that must lie alike, because some tensor of the model is bound to several of them."""
-    bound: dict[str, set[Slot]] = {}
-    for block in graph.blocks:
-        for name, fqn in block.parameters:
-            bound.setdefault(fqn, set()).add((block.body, name))
-    ties: nx.Graph[Slot] = nx.Graph()
-    for slots in bound.values():
-        nx.add_path(ties, sorted(slots))
-    return tuple(frozenset(group) for group in nx.connected_components(ties) if len(group) > 1)
-
-
-def _option(
-    graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], owned: Owned, pricing: Pricing
-) -> Option:
+def _option(graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedBody], pricing: Pricing) -> Option:
     repeats = Counter(block.body for block in graph.blocks)
     seconds = sum(count * placed[name].seconds for name, count in repeats.items())
     once_s = sum(
@@ -162,21 +142,11 @@ def _option(
         for parameter, lies in zip(graph.body_of[name].parameters, placed[name].placement.parameters, strict=True)
     )
     held = 0
-    for (name, at), count in owned.items():
+    for (name, at), count in graph.stands_for.items():
         each = placed[name].placement
         type_ = graph.body_of[name].parameters[at].type
         held += count * local_type(type_, each.parameters[at], each.degree).elements()
     return Option(boundary, {name: each.placement for name, each in placed.items()}, seconds, once_s, held)
-
-
-def owned_parameters(graph: ModelGraph) -> Owned:
-    """How many of the model's tensors each parameter of a body stands for; a tied one counts where it is bound last."""
-    holder = {}
-    for block in graph.blocks:
-        bindings = dict(block.parameters)
-        for at, parameter in enumerate(graph.body_of[block.body].parameters):
-            holder[bindings[parameter.name]] = (block.body, at)
-    return Counter(holder.values())
 
 
 @dataclass(frozen=True)
@@ -200,7 +170,7 @@ class _Solver:
     @cached_property
     def groups(self) -> tuple[tuple[frozenset[Slot], tuple[Placement, ...]], ...]:
         """Groups of tied parameters with the placements that all their bodies can work with."""
-        return tuple((group, self._candidates(group)) for group in tied_slots(self.graph))
+        return tuple((group, self._candidates(group)) for group in self.graph.tied_slots)
 
     def _candidates(self, group: frozenset[Slot]) -> tuple[Placement, ...]:
         asked = [
@@ -228,15 +198,10 @@ class _Solver:
             if found is None:
                 return None
             placed |= found
-        return _option(self.graph, boundary, placed, self.owned, self.pricing)
+        return _option(self.graph, boundary, placed, self.pricing)
 
     def _tied(self, bodies: tuple[Body, ...]) -> bool:
         return any(owner == body.name for group, _ in self.groups for owner, _ in group for body in bodies)
-
-    @cached_property
-    def owned(self) -> Owned:
-        """See :func:`owned_parameters`."""
-        return owned_parameters(self.graph)
 
     @cached_property
     def _solved(self) -> dict[tuple[str, Placement, float], dict[str, PlacedBody] | None]:

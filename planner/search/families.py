@@ -45,7 +45,7 @@ class Bundle:
         bounds = Together(self.stream, tuple(shapes), self.works).work_s.copy()
         near = np.flatnonzero(bounds < target_s)
         if len(near):
-            bounds[near] = np.maximum(bounds[near], self._together(shapes, near).bounds)
+            bounds[near] = np.maximum(bounds[near], self._together(shapes, near).bounds(target_s))
         return bounds
 
     def counted(self, shapes: Sequence[Shape], target_s: float) -> list[Counted]:

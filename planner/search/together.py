@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.search.frames import Moments, moments_of
+from planner.search.frames import Moments, messages_of, moments_of
 from planner.search.linear import Floats, Indices
 from planner.search.places import Places, places_of
 from planner.search.shape import Shape
@@ -131,10 +131,15 @@ class Together:
         """[constraints]: bytes for the blocks that are not forced."""
         stream, shape, moments = self.stream, self.shapes[0], self.moments
         held = (self.places.forced[:, moments.rank] * self._least_bytes).sum(axis=0)
-        free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - stream.crossing_bytes * moments.messages
+        free = shape.capacity_bytes - shape.microbatches * stream.batch_bytes - self._buffers
         room = (free - self.transients)[moments.rank] - held
         beside = stream.crossing_bytes * moments.sent - stream.received_bytes * moments.received
         return np.asarray(room - stream.context_bytes * moments.alive - beside - stream.waiting_bytes * moments.waiting)
+
+    @property
+    def _buffers(self) -> Floats | float:
+        """[ranks]: bytes of receive buffers, at least."""
+        return self.stream.crossing_bytes * messages_of(self.shapes) if self.stream.crossing_bytes else 0.0
 
     def spared(self, run: int) -> Floats:
         """[constraints]: bytes for the blocks of a run."""
@@ -151,7 +156,7 @@ class Together:
 
     def _table(self, run: int, columns: int) -> Floats:
         stream, moments = self.stream, self.moments
-        table = np.full((len(moments.messages), columns), np.inf)
+        table = np.full((moments.ranks, columns), np.inf)
         # Every stage of another rank has a block.
         most = [stream.blocks - shape.stages + shape.virtual for shape in self.shapes]
         counts = np.arange(1, min(table.shape[1], max(most)) + 1)
@@ -173,10 +178,14 @@ class Together:
                 least[mine] = work.seconds(moments.least[mine], sizes[mine])
         return least
 
-    @cached_property
-    def bounds(self) -> Floats:
-        """[shapes]: no step is shorter, by the blocks that ranks can have."""
-        return np.asarray(np.max([self._least_steps(run) for run in range(len(self.known))], axis=0))
+    def bounds(self, target_s: float) -> Floats:
+        """[shapes]: no step is shorter, by the blocks that ranks can have: those of the longest run first, and those of others
+        where some step may be quicker than the target."""
+        bounds = np.zeros(len(self.shapes))
+        for run in sorted(range(len(self.known)), key=lambda run: -self.stream.runs[run].count):
+            if (bounds < target_s).any():
+                bounds = np.maximum(bounds, self._least_steps(run))
+        return bounds
 
     def _least_steps(self, run: int) -> Floats:
         """[shapes]: as far as one run's blocks say. Ranks share them about evenly: what more blocks on a rank take matters only

@@ -12,7 +12,7 @@ from planner.ir.placement import REPLICATE, BodyPlacement, Placement, shard
 from planner.ir.plan import AxisOrder, Batch, BlockDecision, Mesh, Plan, Schedule, StagePlan
 from planner.ir.serialize import fingerprint
 from planner.placement import place_body
-from planner.placement.options import body_boundary, tied_slots
+from planner.placement.options import body_boundary
 from planner.placement.space import Activations
 from planner.rules.layout import canonical
 from tests.matrix.pricing import VolumePricing
@@ -94,7 +94,7 @@ def place_as_megatron(graph: ModelGraph, degree: int, boundary: Placement) -> Ma
     """Matrices split as Megatron-LM does, unevenly where they do not divide; other parameters of several bodies whole; all else
     is left to the solver."""
     placements = {}
-    tied = frozenset[tuple[str, str]]().union(*tied_slots(graph))
+    tied = frozenset[tuple[str, str]]().union(*graph.tied_slots)
     for body in graph.bodies:
         splits = {p.name: _split(body, p.name, degree) for p in body.parameters} if degree > 1 else {}
         fixed = {name: split or REPLICATE for name, split in splits.items() if split or (body.name, name) in tied}

@@ -13,7 +13,7 @@ from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, sh
 from planner.placement import Option, place_body, place_graph
 from planner.placement.complete import complete
 from planner.placement.ledger import collectives
-from planner.placement.options import GAIN, body_boundary, tied_slots
+from planner.placement.options import GAIN, body_boundary
 from planner.placement.seconds import body_seconds
 from planner.placement.space import DIVIDED_STATE
 from planner.placement.verify import verify
@@ -57,8 +57,8 @@ def test_embedding_and_head_are_split_over_the_vocabulary(tied: bool) -> None:
 
 def test_tied_parameters_lie_alike_in_all_their_bodies() -> None:
     graph = dense.chain(2, tied=True)
-    assert tied_slots(graph) == (frozenset({("First", "w"), ("Last", "w")}),)
-    assert tied_slots(dense.chain(2, tied=False)) == ()
+    assert graph.tied_slots == (frozenset({("First", "w"), ("Last", "w")}),)
+    assert dense.chain(2, tied=False).tied_slots == ()
     for option in place_graph(graph, 4, dense.DensePricing(4), rules=dense.table):
         assert option.placements["First"].parameters == option.placements["Last"].parameters
 
@@ -106,7 +106,7 @@ def test_tied_parameters_have_their_best_placement_for_every_number_of_micro_bat
 
 def test_bodies_that_share_many_parameters_are_placed_as_well_as_alone() -> None:
     graph, pricing = dense.shared_stacks(5), dense.DensePricing(2)
-    assert len(tied_slots(graph)) == 15
+    assert len(graph.tied_slots) == 15
     best = place_graph(graph, 2, pricing, rules=dense.table, split=False, prices=(0.0,))[0]
     one, other = (best.placements[name] for name in ("Once", "Again"))
     assert one.parameters == other.parameters
