@@ -30,17 +30,21 @@ each reduction copies them into one flat buffer. They are counted with the traff
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cost_models.collectives import collective_s
 from cost_models.compute import memory_bound_s
 from cost_models.memory import MASTER_BYTES, WORKING_BYTES, TransientBytes, state_bytes, transient_bytes
-from cost_models.spans import span_of
-from hardware_profiles import DEFAULT_ENGINE, Cluster, Engine
+from cost_models.spans import Span, span_of
+from hardware_profiles import DEFAULT_ENGINE, Chip, Cluster, Engine
 from planner.ir.costed import StateCost
 from planner.ir.plan import Mesh, Precision
 
+Seconds = tuple[float, float, float]
+"""Once a step, forward of a micro-batch, backward of a micro-batch."""
+NO_TRAFFIC: Seconds = (0.0, 0.0, 0.0)
 STEP_COUNTER_BYTES = 4
 """torch.optim.AdamW's step counter of every parameter, float32 (torch/optim/adam.py, ``_init_group``)."""
 
@@ -60,16 +64,58 @@ class Elements:
         return Elements(self.whole + other.whole, self.shard + other.shard)
 
 
+@dataclass(frozen=True, eq=False)
+class Links:
+    """How the ranks lie that share a state, in ZeRO groups of ``group`` ranks."""
+
+    cluster: Cluster
+    mesh: Mesh
+    group: int
+
+    @cached_property
+    def whole(self) -> Span:
+        """All of the data axis."""
+        return span_of(self.cluster, self.mesh.data, self.mesh.data_stride)
+
+    @cached_property
+    def inside(self) -> Span:
+        """A ZeRO group."""
+        return span_of(self.cluster, self.group, self.mesh.data_stride)
+
+    @cached_property
+    def copies(self) -> Span | None:
+        """The copies of one rank's shard, where there are several groups."""
+        if self.group == self.mesh.data:
+            return None
+        return span_of(self.cluster, self.mesh.data // self.group, self.mesh.data_stride * self.group)
+
+    @cached_property
+    def tensor(self) -> Span:
+        """The tensor axis."""
+        return span_of(self.cluster, self.mesh.tensor, self.mesh.tensor_stride)
+
+
+@dataclass(frozen=True)
+class _Still:
+    """What a ZeRO stage costs wherever the ranks lie, no collective counted. ``passes``: memory-bound ones;
+    ``hooks_s``: what hooks take in forward and in backward passes."""
+
+    bytes: Mapping[str, int]
+    passes: Seconds
+    hooks_s: tuple[float, float]
+
+
 @dataclass(frozen=True)
 class State:
     """Parameters of one rank under the ZeRO stages of one ``group`` of ranks (1 under ZeRO 0). What its stages have in common
-    is found once.
+    is found once, and what does not depend on where ranks lie.
 
-    ``trained``, ``frozen``: elements of those that are trained, and of others; ``partial_elements``: those of the trained shard
-    whose gradient is summed over the tensor axis; ``tensors``: how many parameters are trained; ``accumulation``: micro-batches
-    of a step; ``resident``: gathered from the first forward to the last backward even under ZeRO 3 (blocks that share a
-    parameter); ``reached``: whether a gradient comes to one of the block's outputs; ``engine``: in which dtype it reduces
-    gradients, how quickly, and what its update moves.
+    ``trained``, ``frozen``: elements of those that are trained, and of others; ``alone``: whether one rank has them, with no
+    other on its data axis; ``partial_elements``: those of the trained shard whose gradient is summed over the tensor axis;
+    ``tensors``: how many parameters are trained; ``several``: whether a step has several micro-batches; ``resident``: gathered
+    from the first forward to the last backward even under ZeRO 3 (blocks that share a parameter); ``reached``: whether a
+    gradient comes to one of the block's outputs; ``engine``: in which dtype it reduces gradients, how quickly, and what its
+    update moves.
 
     With one micro-batch no gradient exists when activations are at their most, and each block's working copy is freed
     as its gradients arrive: the larger of the two is counted, the part beyond the gradients as parameters.
@@ -78,34 +124,49 @@ class State:
     trained: Elements
     frozen: Elements
     group: int
-    cluster: Cluster
-    mesh: Mesh
+    chip: Chip
     precision: Precision
+    alone: bool
     partial_elements: int = 0
     tensors: int = 0
-    accumulation: int = 2
+    several: bool = True
     resident: bool = False
     reached: bool = True
     engine: Engine = DEFAULT_ENGINE
+    _known: dict[int, _Still] = field(default_factory=dict, compare=False)
 
-    def cost(self, zero: int) -> StateCost:
-        """Bytes and seconds under one ZeRO stage."""
-        trained, group, precision, chip = self.trained, self.group, self.precision, self.cluster.chip
-        accumulates = zero < 2 and self.accumulation > 1
-        state = state_bytes(trained.whole, precision, zero, group, shard=trained.shard, accumulates=accumulates)
+    def costs(self, stages: Sequence[int], links: Links) -> dict[int, StateCost]:
+        """Bytes and seconds under some ZeRO stages."""
+        partial_s, speed, found = self._partial_s(links), self.engine.collective_speed, {}
+        sharded = self._sharded_seconds(links) if any(stages) and not self.alone else NO_TRAFFIC
+        for zero in stages:
+            still = self._still(zero)
+            once, forward, backward = self._traffic_seconds(zero, links, sharded)
+            found[zero] = StateCost(
+                **still.bytes, once_comm_s=once / speed + partial_s + still.passes[0],
+                forward_comm_s=forward / speed + still.passes[1] + still.hooks_s[0],
+                backward_comm_s=backward / speed + still.passes[2] + still.hooks_s[1], optimizer_s=self._update_s,
+            )
+        return found
+
+    def _still(self, zero: int) -> _Still:
+        if zero not in self._known:
+            self._known[zero] = self._without_traffic(zero)
+        return self._known[zero]
+
+    def _without_traffic(self, zero: int) -> _Still:
+        trained, precision, accumulates = self.trained, self.precision, zero < 2 and self.several
+        state = state_bytes(trained.whole, precision, zero, self.group, shard=trained.shard, accumulates=accumulates)
         working = self._gathered_bytes if zero < 3 or self.resident else 0
-        copies = working if self.accumulation > 1 else max(0, working - state.gradients)
-        once, forward, backward = self._traffic_seconds(zero)
-        passes = self._copy_seconds(zero, accumulates=accumulates)
-        hook_s = chip.hook_s or 0.0 if self._held.whole and chip.is_host else 0.0
-        return StateCost(
-            parameters_bytes=MASTER_BYTES[precision] * self._held.shard + copies, gradients_bytes=state.gradients,
-            optimizer_bytes=state.optimizer + STEP_COUNTER_BYTES * self.tensors,
-            gather_bytes=self._transient_bytes(zero),
-            lasting_bytes=self._passing.reduce if zero >= 2 and self.accumulation > 1 else 0,
-            once_comm_s=once + self._partial_s + passes[0], forward_comm_s=forward + passes[1] + hook_s,
-            backward_comm_s=backward + passes[2] + (hook_s if self.reached else 0.0), optimizer_s=self._update_s,
-        )
+        copies = working if self.several else max(0, working - state.gradients)
+        hook_s = self.chip.hook_s or 0.0 if self._held.whole and self.chip.is_host else 0.0
+        held = {
+            "parameters_bytes": MASTER_BYTES[precision] * self._held.shard + copies, "gradients_bytes": state.gradients,
+            "optimizer_bytes": state.optimizer + STEP_COUNTER_BYTES * self.tensors,
+            "gather_bytes": self._transient_bytes(zero),
+            "lasting_bytes": self._passing.reduce if zero >= 2 and self.several else 0,
+        }
+        return _Still(held, self._copy_seconds(zero, accumulates=accumulates), (hook_s, hook_s if self.reached else 0.0))
 
     @cached_property
     def _held(self) -> Elements:
@@ -128,16 +189,14 @@ class State:
     @cached_property
     def _update_s(self) -> float:
         update = self.engine.optimizer_passes * MASTER_BYTES[self.precision] * self.trained.shard
-        return memory_bound_s(self.cluster.chip, update) if self.trained.shard else 0.0
+        return memory_bound_s(self.chip, update) if self.trained.shard else 0.0
 
-    @cached_property
-    def _partial_s(self) -> float:
+    def _partial_s(self, links: Links) -> float:
         """What gradients that are partial add to the one all-reduce over the tensor axis."""
-        size_bytes, degree = self.partial_elements * MASTER_BYTES[self.precision], self.mesh.tensor
-        if degree == 1 or not size_bytes:
+        size_bytes = self.partial_elements * MASTER_BYTES[self.precision]
+        if links.mesh.tensor == 1 or not size_bytes:
             return 0.0
-        span = span_of(self.cluster, degree, self.mesh.tensor_stride)
-        return collective_s("all_reduce", span, size_bytes) - collective_s("all_reduce", span, 0)
+        return collective_s("all_reduce", links.tensor, size_bytes) - collective_s("all_reduce", links.tensor, 0)
 
     def _transient_bytes(self, zero: int) -> int:
         """What ZeRO holds transiently of a block and of its neighbour, as if that were as large: of a stage, the largest
@@ -155,7 +214,7 @@ class State:
         A forward pass has the output of the gather before beside these, and a cast shard: less than the gradients that come
         later, but of frozen parameters none do.
         """
-        group, accumulates, reduced = self.group, self.accumulation > 1, self._passing.reduce
+        group, accumulates, reduced = self.group, self.several, self._passing.reduce
         flat = WORKING_BYTES[self.precision] * self.frozen.padded(group) if group > 1 else 0
         waits = self.resident and self.engine.keeps == "operations"
         if zero == 0 or (zero == 1 and group == 1):  # Over one rank 1 is 0: its result is as large as the gradients.
@@ -170,19 +229,13 @@ class State:
             return max(reduced if waits else 2 * reduced, flat + self._idle_bytes)
         return (0 if self.resident else 2 * self._gathered_bytes) + max(reduced, self._idle_bytes)
 
-    def _traffic_seconds(self, zero: int) -> tuple[float, float, float]:
-        """Collectives over the data axis: (once a step, forward of a micro-batch, backward of a micro-batch)."""
-        alone, speed = self._alone_seconds(zero), self.engine.collective_speed
-        return alone[0] / speed, alone[1] / speed, alone[2] / speed
-
-    def _alone_seconds(self, zero: int) -> tuple[float, float, float]:
-        mesh = self.mesh
-        if mesh.data == 1:
-            return 0.0, 0.0, 0.0
+    def _traffic_seconds(self, zero: int, links: Links, sharded: Seconds) -> Seconds:
+        """Collectives over the data axis."""
+        if self.alone:
+            return NO_TRAFFIC
         if zero == 0:
-            whole = span_of(self.cluster, mesh.data, mesh.data_stride)
-            return collective_s("all_reduce", whole, self._reduced_item * self.trained.whole), 0.0, 0.0
-        gather, scatter, across = self._sharded_seconds
+            return collective_s("all_reduce", links.whole, self._reduced_item * self.trained.whole), 0.0, 0.0
+        gather, scatter, across = sharded
         if zero == 1:
             return gather + scatter + across, 0.0, 0.0
         if zero == 2:
@@ -194,24 +247,20 @@ class State:
         """Bytes of an element that is reduced."""
         return self.engine.gradient or MASTER_BYTES[self.precision]
 
-    @cached_property
-    def _sharded_seconds(self) -> tuple[float, float, float]:
+    def _sharded_seconds(self, links: Links) -> Seconds:
         """Of a gathering, of a reduction over the group, and over its copies."""
-        mesh, cluster, group, item = self.mesh, self.cluster, self.group, self._reduced_item
-        inside, across = span_of(cluster, group, mesh.data_stride), 0.0
-        if group < mesh.data:
-            copies = span_of(cluster, mesh.data // group, mesh.data_stride * group)
-            across = collective_s("all_reduce", copies, item * self.trained.shard)
+        item, copies = self._reduced_item, links.copies
         return (
-            collective_s("all_gather", inside, WORKING_BYTES[self.precision] * self._held.shard),
-            collective_s("reduce_scatter", inside, item * self.trained.padded(group)), across,
+            collective_s("all_gather", links.inside, WORKING_BYTES[self.precision] * self._held.shard),
+            collective_s("reduce_scatter", links.inside, item * self.trained.padded(self.group)),
+            collective_s("all_reduce", copies, item * self.trained.shard) if copies is not None else 0.0,
         )
 
-    def _copy_seconds(self, zero: int, *, accumulates: bool) -> tuple[float, float, float]:
+    def _copy_seconds(self, zero: int, *, accumulates: bool) -> Seconds:
         """Memory-bound passes, as :meth:`_traffic_seconds`: flat buffers with their padding, gradients without."""
         if not self._held.whole:
             return 0.0, 0.0, 0.0
-        trained, chip, cast = self.trained, self.cluster.chip, self._cast_s
+        trained, chip, cast = self.trained, self.chip, self._cast_s
         working, master = WORKING_BYTES[self.precision], MASTER_BYTES[self.precision]
         added = reduced = summed = 0.0
         if trained.whole:
@@ -232,10 +281,10 @@ class State:
     def _copied(self) -> float:
         """Times that reduced gradients are read or written too: a group of one copies what it reduces; one of several ranks'
         divides it first."""
-        return self.engine.reduce_copies * (2 if self.mesh.data > 1 else 1) if self.group == 1 else 0.0
+        return self.engine.reduce_copies * (1 if self.alone else 2) if self.group == 1 else 0.0
 
     @cached_property
     def _cast_s(self) -> float:
         """Of the masters to working parameters, and their copies."""
         moved = MASTER_BYTES[self.precision] * self._held.shard + (1 + self.engine.gather_copies) * self._gathered_bytes
-        return memory_bound_s(self.cluster.chip, moved)
+        return memory_bound_s(self.chip, moved)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hardware_profiles import Engine
-from planner.costing.graphs import StateCosts
+from planner.costing.state_prices import StateCosts
 from planner.ir.costed import StateCost
 from planner.search.candidates import Candidate
 from planner.search.tables import Floats

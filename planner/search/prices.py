@@ -19,7 +19,8 @@ from cost_models.live import both_at_once
 from cost_models.spans import span_of
 from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
-from planner.costing.graphs import ZERO_STAGES, LeastCosts, StateCosts, least_costs, states_by_group
+from planner.costing.graphs import LeastCosts, least_costs
+from planner.costing.state_prices import ZERO_STAGES, StateCosts, StatePrices
 from planner.costing.strides import strides_apart
 from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph
 from planner.ir.graph import ModelGraph
@@ -108,6 +109,7 @@ class Prices:
         self._rules = remembered(strategy_table)
         self._options: dict[Split, tuple[Placements, ...]] = {}
         self._graphs: dict[Split, PlacedGraph] = {}
+        self._of_states = StatePrices(self.graph, self.cluster, self.request.precision)
         self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
         self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, Sample]] = {}
@@ -236,10 +238,8 @@ class Prices:
 
     def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
         """In each ZeRO group of a candidate."""
-        return states_by_group(
-            self.graph, self.options(self._split(candidate.mesh)), self.cluster, candidate.mesh, self.request.precision,
-            candidate.groups, candidate.accumulation, stages,
-        )
+        options = self.options(self._split(candidate.mesh))
+        return self._of_states.by_group(options, candidate.mesh, candidate.groups, candidate.accumulation, stages)
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups that a larger one beats."""

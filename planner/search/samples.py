@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.overlap import Overlap
-from planner.costing.graphs import LeastCosts, StateCosts
+from planner.costing.graphs import LeastCosts
+from planner.costing.state_prices import StateCosts
 from planner.evaluate import backward_seconds, forward_seconds
 from planner.evaluate.stage import NO_STATE
 from planner.ir.costed import StateCost

@@ -10,7 +10,7 @@ from cost_models.collectives import collective_s
 from cost_models.memory import WORKING_BYTES
 from cost_models.spans import span_of
 from hardware_profiles import DEFAULT_ENGINE, Cluster, resolve_cluster
-from planner.costing.graphs import state_costs
+from planner.costing.state_prices import state_costs
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan
 from planner.ledger.calls import call

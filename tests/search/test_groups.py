@@ -10,7 +10,7 @@ import pytest
 
 from hardware_profiles import Cluster, resolve_cluster
 from planner.constraints_text import parse_constraints
-from planner.costing.graphs import state_costs
+from planner.costing.state_prices import state_costs
 from planner.evaluate import evaluate
 from planner.ir.costed import CostedGraph, StateCost
 from planner.ir.errors import NoPlanFits
