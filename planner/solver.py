@@ -48,6 +48,20 @@ class Solution:
         return self.objective is not None
 
 
+class Problem(pulp.LpProblem):  # type: ignore[misc]
+    """One whose variables are looked for in its rows when these have changed, not each time they are asked for."""
+
+    def __init__(self, name: str, sense: int) -> None:
+        super().__init__(name, sense)
+        self._rows, self._goal, self._listed = -1, None, list[pulp.LpVariable]()
+
+    def variables(self) -> list[pulp.LpVariable]:
+        """All of them, by name."""
+        if self.numConstraints() != self._rows or self.objective is not self._goal:
+            self._rows, self._goal, self._listed = self.numConstraints(), self.objective, super().variables()
+        return self._listed
+
+
 def solve(
     problem: pulp.LpProblem, *, time_limit_s: float | None = None, gap: float = 0.0, small: bool = False
 ) -> Solution:

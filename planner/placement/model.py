@@ -30,14 +30,14 @@ import pulp
 
 from planner.ir.placement import OpStrategy, Placement
 from planner.placement.space import Space
-from planner.solver import solve
+from planner.solver import Problem, solve
 
 
 def cheapest_picks(space: Space) -> Mapping[str, OpStrategy | Placement] | None:
     """What every vertex picks in the optimum, or None where nothing is feasible."""
     if not space.readers:  # Reductions have left nothing that joins two vertices: there is nothing to solve.
         return dict(pick for vertex in space.vertices for pick in min(vertex.choices, key=lambda c: c.price).picks)
-    problem = pulp.LpProblem("placement", pulp.LpMinimize)
+    problem = Problem("placement", pulp.LpMinimize)
     taken = _choices(space, problem)
     objective = {
         variable: choice.price
@@ -58,23 +58,23 @@ def cheapest_picks(space: Space) -> Mapping[str, OpStrategy | Placement] | None:
     )
 
 
-def _choices(space: Space, problem: pulp.LpProblem) -> dict[str, list[pulp.LpVariable]]:
+def _choices(space: Space, problem: Problem) -> dict[str, list[pulp.LpVariable]]:
     taken: dict[str, list[pulp.LpVariable]] = {}
     for number, vertex in enumerate(space.vertices):
-        variables = [pulp.LpVariable(f"x_{number}_{at}", cat=pulp.LpBinary) for at in range(len(vertex.choices))]
+        variables = [problem.add_variable(f"x_{number}_{at}", cat=pulp.LpBinary) for at in range(len(vertex.choices))]
         taken[vertex.name] = variables
         _constrain(problem, dict.fromkeys(variables, 1.0), 1.0)
     return taken
 
 
 def _constrain(
-    problem: pulp.LpProblem, terms: dict[pulp.LpVariable, float], right: float = 0.0, sense: int = 0
+    problem: Problem, terms: dict[pulp.LpVariable, float], right: float = 0.0, sense: int = 0
 ) -> None:
     problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=right))
 
 
 def _value(
-    space: Space, problem: pulp.LpProblem, taken: Mapping[str, list[pulp.LpVariable]], value: str, number: int
+    space: Space, problem: Problem, taken: Mapping[str, list[pulp.LpVariable]], value: str, number: int
 ) -> dict[pulp.LpVariable, float]:
     """Edges and conversions of one value; returns their terms of the objective."""
     terms: dict[pulp.LpVariable, float] = {}
@@ -89,14 +89,14 @@ def _value(
                 terms[edge] = price
                 continue
             if pair not in shared:
-                shared[pair] = pulp.LpVariable(f"z_{number}_{len(shared)}", 0.0, 1.0)
+                shared[pair] = problem.add_variable(f"z_{number}_{len(shared)}", 0.0, 1.0)
                 terms[shared[pair]] = price
             _constrain(problem, {shared[pair]: 1.0, edge: -1.0}, sense=pulp.LpConstraintGE)
     return terms
 
 
 def _edge(
-    space: Space, problem: pulp.LpProblem, taken: Mapping[str, list[pulp.LpVariable]], value: str, slot: int, label: str
+    space: Space, problem: Problem, taken: Mapping[str, list[pulp.LpVariable]], value: str, slot: int, label: str
 ) -> dict[tuple[int, int], pulp.LpVariable]:
     """The variables of one edge, tied by equalities to the choices at both ends."""
     writer, at = space.writer[value]
@@ -108,7 +108,7 @@ def _edge(
     for variable, choice in zip(taken[reader.name], reader.choices, strict=True):
         targets.setdefault(choice.reads[position], {})[variable] = -1.0
     edges = {
-        (p, q): pulp.LpVariable(f"e_{label}_{i}_{j}", 0.0, 1.0)
+        (p, q): problem.add_variable(f"e_{label}_{i}_{j}", 0.0, 1.0)
         for i, p in enumerate(sources)
         for j, q in enumerate(targets)
         if space.conversion_price(value, p, q) is not None

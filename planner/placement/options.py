@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import networkx as nx
@@ -30,6 +30,7 @@ from planner.placement.space import (
     StrategyTable,
     asked_placements,
     build_space,
+    held,
     output_vertex,
     splittable,
     with_parameter_prices,
@@ -86,11 +87,10 @@ def place_graph(
         placed = {body.name: place_body(body, 1, {}, {}, pricing) for body in graph.bodies}
         whole = {name: p for name, p in placed.items() if p is not None}
         return (_option(graph, REPLICATE, whole, pricing),)
-    rules, known = remembered(rules), Known()
-    pruned: dict[tuple[str, Activations], Space | None] = {}
+    plain = _Solver(graph, degree, pricing, remembered(rules), 0.0)
     options = [
         option
-        for solver in (_Solver(graph, degree, pricing, rules, price, known, pruned) for price in prices)
+        for solver in (plain.with_price(price) for price in prices)
         for boundary in boundary_candidates(graph, degree)
         if split in (None, boundary.state == "shard")
         for option in _best_options(solver, boundary)
@@ -152,15 +152,20 @@ def _option(graph: ModelGraph, boundary: Placement, placed: Mapping[str, PlacedB
 @dataclass(frozen=True)
 class _Solver:
     """Solves each body once for each boundary, with those that it shares parameters with. ``known`` and ``pruned`` (spaces
-    without the price of state) are shared by all state prices."""
+    without the price of state) are shared by all state prices. ``plain``: of time alone, where state has a price."""
 
     graph: ModelGraph
     degree: int
     pricing: Pricing
     rules: Rules
     state_price: float
-    known: Known
-    pruned: dict[tuple[str, Activations], Space | None]
+    known: Known = field(default_factory=Known)
+    pruned: dict[tuple[str, Activations], Space | None] = field(default_factory=dict)
+    plain: _Solver | None = None
+
+    def with_price(self, state_price: float) -> _Solver:
+        """One of time alone with a price of state."""
+        return replace(self, state_price=state_price, plain=self) if state_price else self
 
     @cached_property
     def tables(self) -> Mapping[str, StrategyTable]:
@@ -216,7 +221,11 @@ class _Solver:
 
     def _solve(self, bodies: tuple[Body, ...], boundary: Placement, share: float) -> dict[str, PlacedBody] | None:
         """Bodies that share parameters at once: every combination of placements of these is in one problem, however many they
-        are."""
+        are. What is quickest and holds no more than it must is cheapest whatever state costs."""
+        if self.plain is not None:
+            found = self.plain.solve(bodies, boundary, share)
+            if found is None or all(self._holds_least(body, found[body.name].placement) for body in bodies):
+                return found
         spaces = [self._space(body, boundary, share) for body in bodies]
         if None in spaces:
             return None
@@ -233,6 +242,23 @@ class _Solver:
         return {
             body.name: placed_body(body, self.degree, own, self.tables[body.name], self.pricing) for body, own in pairs
         }
+
+    def _holds_least(self, body: Body, placed: BodyPlacement) -> bool:
+        """Whether a rank can hold no less of any parameter."""
+        pairs = zip(body.parameters, placed.parameters, strict=True)
+        return all(held(p.type, lies, self.degree) <= self._least_held[body.name, p.name] for p, lies in pairs)
+
+    @cached_property
+    def _least_held(self) -> Mapping[Slot, int]:
+        """Elements of every parameter on the rank that holds most of it, at least."""
+        tied = {slot: placements for group, placements in self.groups for slot in group}
+        found: dict[Slot, int] = {}
+        for body in self.graph.bodies:
+            for parameter in body.parameters:
+                slot = body.name, parameter.name
+                lies = tied[slot] if slot in tied else asked_placements(body, self.tables[body.name], parameter.name)[0]
+                found[slot] = min((held(parameter.type, each, self.degree) for each in lies), default=0)
+        return found
 
     def _space(self, body: Body, boundary: Placement, share: float) -> Space | None:
         """The reduced space of a body under one boundary, open in its tied parameters."""

@@ -301,7 +301,7 @@ def with_parameter_prices(space: Space, body: Body, state_price: float, share: f
     def priced(name: str, choice: Choice) -> Choice:
         placement = space.known.placements[choice.writes[0]]
         less = (1 - share) * space.pricing.parameter_seconds(types[name], placement) / space.unit_s
-        return replace(choice, price=choice.price - less + each * _held(types[name], placement, space.degree))
+        return replace(choice, price=choice.price - less + each * held(types[name], placement, space.degree))
 
     return space.with_vertices([
         replace(vertex, choices=tuple(priced(vertex.name, choice) for choice in vertex.choices))
@@ -346,7 +346,7 @@ def _parameter(known: Known, name: str, prices: Mapping[Placement, float]) -> Ve
     ))
 
 
-def _held(type_: TensorType, placement: Placement, degree: int) -> int:
+def held(type_: TensorType, placement: Placement, degree: int) -> int:
     """Elements of a matrix on the rank that holds most; vectors count nothing."""
     return local_type(type_, placement, degree).elements() if type_.rank > 1 else 0
 

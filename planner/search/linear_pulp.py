@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pulp
 
-from planner.solver import solve
+from planner.solver import Problem, solve
 
 if TYPE_CHECKING:
     from planner.search.linear import Outcome, Program
@@ -18,9 +18,9 @@ def solve_rows(program: Program, *, whole: bool, time_limit_s: float, gap: float
     """As :meth:`Program.solve`. Without a proof the bound is minus infinity: CBC tells its own at the end only."""
     from planner.search.linear import INFEASIBLE, Outcome
 
-    problem = pulp.LpProblem("counts", pulp.LpMinimize)
+    problem = Problem("counts", pulp.LpMinimize)
     columns = [
-        pulp.LpVariable(
+        problem.add_variable(
             f"c{at}", _side(low), _side(high), pulp.LpInteger if whole and integer else pulp.LpContinuous
         )
         for at, (low, high, integer) in enumerate(zip(program.low, program.high, program.integer, strict=True))

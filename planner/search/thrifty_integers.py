@@ -20,7 +20,7 @@ import pulp
 from planner.ir.plan import BlockDecision, StagePlan
 from planner.search.ranges import Option
 from planner.search.thrifty import Answer, Thrift
-from planner.solver import solve
+from planner.solver import Problem, solve
 
 Picked = dict[tuple[int, int], list[tuple[pulp.LpVariable, Option]]]
 """By block and stage: a variable for each choice."""
@@ -41,8 +41,8 @@ class _Model:
     def __init__(self, thrift: Thrift) -> None:
         self.thrift, self.shape, self.ranges = thrift, thrift.shape, thrift.ranges
         self.unit = max(self.ranges.least_sum / self.shape.pipeline, 1.0)
-        self.problem = pulp.LpProblem("thrifty", pulp.LpMinimize)
-        self.largest = pulp.LpVariable("M", 0)
+        self.problem = Problem("thrifty", pulp.LpMinimize)
+        self.largest = self.problem.add_variable("M", 0)
         self.problem += self.largest
         self.levels = self._choices("x", self.ranges.levels)
         self.zeros = self._choices("w", self.ranges.stages)
@@ -55,7 +55,7 @@ class _Model:
         """No block is before the stage of its own number, nor after the one that leaves a block for each stage behind it."""
         stages, count = self.shape.stages, self.ranges.count
         return {
-            (b, s): [(pulp.LpVariable(f"{name}_{b}_{s}_{i}", cat="Binary"), choice) for i, choice in enumerate(block)]
+            (b, s): [(self.problem.add_variable(f"{name}_{b}_{s}_{i}", cat="Binary"), choice) for i, choice in enumerate(block)]
             for b, block in enumerate(blocks) for s in range(max(0, b - count + stages), min(stages, b + 1))
         }
 
@@ -75,21 +75,22 @@ class _Model:
         self.begins = {}
         for b, s in self.held:
             if b and s:
-                self.begins[b, s] = pulp.LpVariable(f"c_{b}_{s}", 0)
+                self.begins[b, s] = self.problem.add_variable(f"c_{b}_{s}", 0)
                 self.problem += self.begins[b, s] >= self.held[b, s] - self.held.get((b - 1, s), 0)
         for s in range(1, stages):
             self.problem += pulp.lpSum(at for (_, stage), at in self.begins.items() if stage == s) == 1
 
     def _transients(self) -> None:
-        self.tops = [pulp.LpVariable(f"Z_{rank}", 0) for rank in range(self.shape.pipeline)]
+        self.tops = [self.problem.add_variable(f"Z_{rank}", 0) for rank in range(self.shape.pipeline)]
         states, blocks = self.ranges.costed.states[self.ranges.option], self.ranges.costed.graph.blocks
-        peaks, shared, left = ([pulp.LpVariable(f"{name}_{s}", 0) for s in range(self.shape.stages)] for name in "PgL")
+        stages = range(self.shape.stages)
+        peaks, shared, left = ([self.problem.add_variable(f"{name}_{s}", 0) for s in stages] for name in "PgL")
         for b, s in self.held:
             stays: dict[object, int] = {zero: state.lasting_bytes for zero, state in states[blocks[b].body].items()}
             self.problem += peaks[s] >= pulp.lpSum(choice.transient / self.unit * v for v, choice in self.levels[b, s])
             self.problem += shared[s] >= pulp.lpSum(choice.transient / self.unit * v for v, choice in self.zeros[b, s])
             self.problem += left[s] >= pulp.lpSum(stays[choice.decision] / self.unit * v for v, choice in self.zeros[b, s])
-        for s in range(self.shape.stages):
+        for s in stages:
             rank = self.shape.rank_of(s)
             others = pulp.lpSum(left[other] for other in self.shape.owned(rank) if other != s)
             self.problem += self.tops[rank] >= peaks[s] + shared[s] + others

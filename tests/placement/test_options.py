@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,12 +11,12 @@ from planner.ir.body import Body
 from planner.ir.errors import InternalError, PlanFileError
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import REPLICATE, SHARED, BodyPlacement, Placement, shard
-from planner.placement import Option, place_body, place_graph
+from planner.placement import Option, options, place_body, place_graph
 from planner.placement.complete import complete
 from planner.placement.ledger import collectives
 from planner.placement.options import GAIN, body_boundary
 from planner.placement.seconds import body_seconds
-from planner.placement.space import DIVIDED_STATE
+from planner.placement.space import DIVIDED_STATE, Space
 from planner.placement.verify import verify
 from tests.placement import dense
 
@@ -102,6 +103,26 @@ def test_tied_parameters_have_their_best_placement_for_every_number_of_micro_bat
             best = sum(math.inf if each is None else each.seconds for each in placed)
             assert min(seconds) <= best * (1 + GAIN), f"{tied} is quicker with {accumulation} micro-batches"
     assert len(quickest) > 1 or not split
+
+
+def test_what_is_quickest_and_holds_least_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, cheapest, cases = list[Space](), options.cheapest_picks, list(itertools.product((False, True), (2, 4)))
+
+    def noted(space: Space) -> object:
+        solved.append(space)
+        return cheapest(space)
+
+    def placed() -> list[tuple[Option, ...]]:
+        solved.clear()
+        return [
+            place_graph(dense.chain(2, tied=tied), degree, dense.DensePricing(degree), rules=dense.table)
+            for tied, degree in cases
+        ]
+
+    monkeypatch.setattr(options, "cheapest_picks", noted)
+    found, few = placed(), len(solved)
+    monkeypatch.setattr(options._Solver, "_holds_least", lambda self, body, placed: False)
+    assert placed() == found and few < len(solved)
 
 
 def test_bodies_that_share_many_parameters_are_placed_as_well_as_alone() -> None:

@@ -10,14 +10,14 @@ import sys
 import pulp
 import pytest
 
-from planner.solver import solve
+from planner.solver import Problem, solve
 
 
-def knapsack(items: int, *, maximise: bool = False) -> pulp.LpProblem:
+def knapsack(items: int, *, maximise: bool = False) -> Problem:
     """A cover (or packing) problem with a constant in its objective."""
     draw = random.Random(0)
-    problem = pulp.LpProblem("knapsack", pulp.LpMaximize if maximise else pulp.LpMinimize)
-    taken = [pulp.LpVariable(f"x{at}", cat=pulp.LpBinary) for at in range(items)]
+    problem = Problem("knapsack", pulp.LpMaximize if maximise else pulp.LpMinimize)
+    taken = [problem.add_variable(f"x{at}", cat=pulp.LpBinary) for at in range(items)]
     problem += pulp.lpSum(draw.randint(10, 60) * x for x in taken) + 7
     for _ in range(items):
         total = pulp.lpSum(draw.randint(10, 60) * x for x in taken)
@@ -57,22 +57,35 @@ def test_a_time_out_is_not_called_optimal() -> None:
 
 
 def test_a_linear_problem_has_its_optimum_as_bound(engine: str) -> None:
-    problem = pulp.LpProblem("linear", pulp.LpMinimize)
-    x = pulp.LpVariable("x", 0.0)
+    problem = Problem("linear", pulp.LpMinimize)
+    x = problem.add_variable("x", 0.0)
     problem += 2 * x + 1
     problem += x >= 3
     solution = solve(problem)
     assert solution.status == "optimal" and solution.objective == solution.bound == pytest.approx(7.0)
 
 
+def test_a_problem_lists_the_variables_of_its_rows_and_of_its_objective_whenever_they_change() -> None:
+    problem = Problem("listed", pulp.LpMinimize)
+    x, y, z = (problem.add_variable(name, 1.0) for name in "xyz")
+    problem += x >= 2
+    assert problem.variables() == [x]
+    problem += x + y >= 4
+    assert problem.variables() == [x, y]
+    problem += x + z
+    assert problem.variables() == [x, y, z] and solve(problem).objective == 3.0
+    problem.setObjective(y + 2 * z)
+    assert solve(problem).objective == 3.0 and y.value() == 1.0
+
+
 def test_nothing_is_printed() -> None:
     """Standard output belongs to the command's one JSON object. Asked in a process of its own: HiGHS writes past Python's."""
     program = """
 import pulp
-from planner.solver import new_highs, solve
+from planner.solver import Problem, new_highs, solve
 
-problem = pulp.LpProblem("linear", pulp.LpMinimize)
-problem += 2 * pulp.LpVariable("x", 3.0)
+problem = Problem("linear", pulp.LpMinimize)
+problem += 2 * problem.add_variable("x", 3.0)
 assert solve(problem).bound == 6.0
 new_highs().run()
 """
