@@ -40,9 +40,6 @@ SHORT = 500
 enough: these are quicker then."""
 SOON_ACTIONS = 60_000_000
 """Actions times cases that are simulated to tell layings that are few apart by choices too, before each gets a program."""
-SOON = 1
-"""After so many looks at a leaf that came to no end, its choices are told apart, where that is possible; after one more, also
-if real variables have not said all they can."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -285,16 +282,17 @@ class Branches:
             return targets[-1]
 
         before = leaf.tightenings
-        if branch.looks > SOON:
+        if branch.looks:
             _ask(leaf, branch, effort.target_s)
         if branch.choices is None:
-            # Paths are cheaper to find with real variables.
+            # Paths are cheaper to find with real variables. Where these have said all they can, or have had a look, choices are
+            # told apart, where that is possible.
             branch.real = branch.real or not leaf.solve(effort, whole=False)
-        if branch.real and branch.looks == SOON:
+        if branch.real:
             _ask(leaf, branch, effort.target_s)
         if branch.choices is not None:
             unfinished = self._decide(leaf, branch, effort, told)
-        elif branch.real or branch.looks < SOON:
+        elif branch.real:
             unfinished = leaf.solve(effort, whole=True, found=told)
         else:
             unfinished = leaf.bound < effort.target_s

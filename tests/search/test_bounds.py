@@ -295,7 +295,8 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (counts_module, branches_module):
         monkeypatch.setattr(module, "UNTIL_MIXED", 0)
     monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
-    monkeypatch.setattr(branches_module, "layings_of", lambda *given: None)
+    for name in ("layings_of", "choices_of"):  # Whole numbers settle leaves.
+        monkeypatch.setattr(branches_module, name, lambda *given: None)
     away = _part_every_other(monkeypatch)
     hold, covered = Counts.hold, list[Row]()
 
@@ -319,7 +320,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 @PARTS
 def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    """Leaves as small as these are settled by whole numbers; here their choices are told apart rank by rank."""
+    """Leaves' choices are told apart rank by rank."""
     told: list[Choices] = []
 
     def telling(*given: Any) -> Choices | None:
@@ -328,7 +329,6 @@ def test_choices_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch, p
         return found
 
     monkeypatch.setattr(branches_module, "choices_of", telling)
-    monkeypatch.setattr(branches_module, "SOON", 0)
     # Few cases are left to simulate where paths are known.
     monkeypatch.setattr(choices_module, "MOST_PATHS", 1)
     monkeypatch.setitem(globals(), "SLACK", 0.25)
