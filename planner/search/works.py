@@ -194,8 +194,16 @@ class Whole:
     def kept(self, lives: Floats) -> Floats:
         """[constraints, mixtures]: bytes that are kept where blocks lie on stages with so many live micro-batches, ``lives``
         [constraints, blocks], growing: at least, since the blocks that save most have the fewest."""
-        alive = np.concatenate([np.zeros((len(lives), 1)), np.cumsum(lives, axis=1)], axis=1)[:, self.upto]
-        return np.asarray(np.diff(alive, axis=2, prepend=0.0) @ self.saved)
+        return np.asarray(np.cumsum(lives, axis=1) @ self._of_first)
+
+    @cached_property
+    def _of_first(self) -> Floats:
+        """[blocks, mixtures]: what a micro-batch keeps that is alive in each of the first so many blocks, in none after them:
+        what the last of their choices saves more than the next one does."""
+        found = np.zeros((int(self.upto[0, -1]) + 1, len(self.upto)))
+        more = self.saved - np.append(self.saved[1:], 0.0)
+        np.add.at(found, (self.upto, np.arange(len(self.upto))[:, None]), more)
+        return found[1:]
 
 
 def _mixtures(count: int, kinds: int) -> NDArray[np.int64]:
