@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from planner.collection import no_collection, only_new_collected
+from planner.collection import MANY, no_collection, only_new_collected
 
 
 class Cycle:
@@ -19,9 +19,12 @@ def test_collection_is_off_and_on_again() -> None:
     assert gc.isenabled()
     with no_collection():
         assert not gc.isenabled()
+        usual = gc.get_threshold()
         with only_new_collected():
             assert gc.isenabled() and gc.get_freeze_count() > 0
+            assert gc.get_threshold() == (MANY, *usual[1:])
         assert not gc.isenabled() and gc.get_freeze_count() == 0
+        assert gc.get_threshold() == usual
     assert gc.isenabled()
 
 

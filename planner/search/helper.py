@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from cost_models.pipeline import CriticalPath
 from hardware_profiles import Cluster
+from planner.collection import only_new_collected
 from planner.ir.graph import ModelGraph
 from planner.ir.plan import Plan, Prediction, TensorAxis
 from planner.search.best import Best
@@ -290,7 +291,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(source, orders), daemon=True).start()
+    with only_new_collected():
+        _follow(orders, sink)
 
+
+def _follow(orders: queue.SimpleQueue[Any], sink: BinaryIO) -> None:
     def tell(answer: Answer | KnownAxis) -> None:
         pickle.dump(answer, sink)
         sink.flush()
