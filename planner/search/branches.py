@@ -282,14 +282,11 @@ class Branches:
             return targets[-1]
 
         before = leaf.tightenings
-        if branch.looks:
+        if branch.looks:  # What one look does not settle, it seldom would in several.
             _ask(leaf, branch, effort.target_s)
         if branch.choices is None:
-            # Paths are cheaper to find with real variables. Where these have said all they can, or have had a look, choices are
-            # told apart, where that is possible.
+            # Paths are cheaper to find with real variables.
             branch.real = branch.real or not leaf.solve(effort, whole=False)
-        if branch.real:
-            _ask(leaf, branch, effort.target_s)
         if branch.choices is not None:
             unfinished = self._decide(leaf, branch, effort, told)
         elif branch.real:

@@ -45,23 +45,23 @@ class _Choices:
         return target_s, True
 
 
-@pytest.mark.parametrize(("quick", "looks"), [
-    (True, 1),  # Real variables said all they could.
-    (False, 2),  # They would go on: at the second look, whatever is left for them to say.
+@pytest.mark.parametrize(("quick", "solved"), [
+    (True, [False, True]),  # Real variables said all they could, and whole numbers were sought.
+    (False, [False]),  # They would go on.
 ])
-def test_choices_are_told_apart_once_real_variables_had_a_look(
-    monkeypatch: pytest.MonkeyPatch, quick: bool, looks: int
+def test_choices_are_told_apart_at_the_second_look(
+    monkeypatch: pytest.MonkeyPatch, quick: bool, solved: list[bool]
 ) -> None:
     monkeypatch.setattr(branches_module, "choices_of", lambda *given: _Choices())
     leaf, effort = _Leaf(quick), Effort(2.0, math.inf)
     branches, branch = _empty(), _Branch((), cast(Any, leaf))
-    for look in range(1, looks + 1):
+    for left in (True, False):
         assert branch.choices is None and not branch.asked
         branches._settle(cast(Any, leaf), branch, effort, lambda _: math.inf)
-        assert bool(branches.heap) == (look < looks)
+        assert bool(branches.heap) == left
         branches.heap.clear()
     assert branch.asked and leaf.bound == 2.0 and branches.finished_s == 2.0
-    assert leaf.solved == [False]
+    assert leaf.solved == solved
 
 
 def test_where_choices_cannot_be_told_apart_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
