@@ -85,27 +85,27 @@ class StatePrices:
     ) -> list[tuple[StateCosts, ...]]:
         """For each ZeRO group, the state of every body under every ZeRO stage that is asked for, for each option. Without a
         pipeline a parameter that several blocks share is held once, by the first of them."""
-        lying = self._lying(options, mesh.tensor)
+        lying, reached = self._lying(options, mesh.tensor), self.graph.gradients.reached_bodies(mesh.pipeline)
         distinct = {id(each): each for option in lying for each in option.values()}
-        axes = {False: _dense(mesh), True: _experts(mesh)}
-        costs: list[dict[int, dict[int, StateCost]]] = []
+        found = list[tuple[StateCosts, ...]]()
         for zero_group in zero_groups:
-            groups = {
-                False: min(_group(zero_group, mesh, 1), axes[False].data),
-                True: min(_group(zero_group, mesh, mesh.expert), axes[True].data),
-            }
-            links = {
-                (expert, group): Links(self.cluster, axes[expert], group)
-                for expert in {False, mesh.expert > 1} for group in {1, groups[expert]}
-            }
-            costs.append({
+            links = {expert: self._links(zero_group, mesh, expert=expert) for expert in {False, mesh.expert > 1}}
+            costs = {
                 key: reduce(_added, (
-                    self._costs(part, each.body, mesh, axes[part.expert], groups[part.expert], links, accumulation, stages)
+                    self._costs(part, links[part.expert], stages, several=accumulation > 1, reached=each.body.name in reached)
                     for part in self._parts(each, mesh)
                 ))
                 for key, each in distinct.items()
-            })
-        return [tuple({name: found[id(each)] for name, each in option.items()} for option in lying) for found in costs]
+            }
+            found.append(tuple({name: costs[id(each)] for name, each in option.items()} for option in lying))
+        return found
+
+    def _links(self, zero_group: int, mesh: Mesh, *, expert: bool) -> tuple[Links, Links]:
+        """Of the ranks that hold copies of experts, or of what every rank of the data and context axes has: alone, and in ZeRO
+        groups."""
+        axes, apart = (_experts(mesh), mesh.expert) if expert else (_dense(mesh), 1)
+        group = min(_group(zero_group, mesh, apart), axes.data)
+        return Links(self.cluster, axes, 1), Links(self.cluster, axes, group)
 
     def _lying(self, options: Sequence[Placements], degree: int) -> list[dict[str, _Lying]]:
         """By option and body. Options differ in some of the bodies, and not all of these in their parameters."""
@@ -157,17 +157,16 @@ class StatePrices:
         return {body: frozenset(found) for body, found in names.items()}
 
     def _costs(
-        self, part: _Part, body: Body, mesh: Mesh, axes: Mesh, zero_group: int, links: Mapping[tuple[bool, int], Links],
-        accumulation: int, stages: Sequence[int],
+        self, part: _Part, links: tuple[Links, Links], stages: Sequence[int], *, several: bool, reached: bool
     ) -> dict[int, StateCost]:
-        """By ZeRO stage; 0 shards over no group. ``axes``: as the part's ranks see them."""
+        """By ZeRO stage; 0 shards over no group. ``several``, ``reached``: as :class:`State` has them."""
         found: dict[int, StateCost] = {}
-        reached = body.name in self.graph.gradients.reached_bodies(mesh.pipeline)
-        for group, some in ((1, [zero for zero in stages if not zero]), (zero_group, [zero for zero in stages if zero])):
+        alone, sharded = links
+        for each, some in ((alone, [zero for zero in stages if not zero]), (sharded, [zero for zero in stages if zero])):
             if some:
-                state, held = self._state(part, (group, axes.data == 1, accumulation > 1, reached))
-                each = state.costs(some, links[part.expert, group])
-                found.update((zero, self._as_engine(cost, held, zero)) for zero, cost in each.items())
+                state, held = self._state(part, (each.group, each.mesh.data == 1, several, reached))
+                costs = state.costs(some, each)
+                found.update((zero, self._as_engine(cost, held, zero)) for zero, cost in costs.items())
         return found
 
     def _state(self, part: _Part, case: _Case) -> tuple[State, _Shards]:

@@ -296,6 +296,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _follow(orders: queue.SimpleQueue[Any], sink: BinaryIO) -> None:
+    """Place and bound, then look at nodes, and tell of each."""
     def tell(answer: Answer | KnownAxis) -> None:
         pickle.dump(answer, sink)
         sink.flush()

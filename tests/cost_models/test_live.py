@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,14 @@ def _counted(name: str, pipeline: int, virtual: int, microbatches: int, rank: in
     return seen
 
 
+def _maximal(seen: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those that no other has more than in everything."""
+    return [
+        one for one in seen
+        if not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in seen)
+    ]
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 4), st.integers(1, 40))
 def test_instants_are_the_orders_own(name: str, pipeline: int, virtual: int, microbatches: int) -> None:
@@ -46,12 +56,16 @@ def test_instants_are_the_orders_own(name: str, pipeline: int, virtual: int, mic
         counted = _counted(name, pipeline, virtual, microbatches, rank)
         rows, all_rows = mine.reshape(len(mine), -1), np.array(sorted(counted))
         assert set(map(tuple, rows.tolist())) <= counted
+        assert rows.tolist() == sorted(map(list, _maximal(set(map(tuple, rows.tolist())))))
         draw = np.random.default_rng(rank)
         sizes = draw.integers(0, 1000, (rows.shape[1], 200)) * draw.integers(0, 2, (rows.shape[1], 200))
         assert ((rows @ sizes).max(axis=0) == (all_rows @ sizes).max(axis=0)).all()
         assert most[rank] == tuple(mine[:, LIVE].max(axis=0))
         both = (all_rows[:, : 2 * virtual] > 0).all(axis=1).any()
         assert both or not both_at_once(pipeline, virtual, microbatches)
+        # Each of both by itself is there on all stages in any case.
+        for each in (all_rows[:, :virtual], all_rows[:, virtual : 2 * virtual]):
+            assert (each > 0).all(axis=1).any()
 
 
 def test_few_instants_say_all_of_long_rounds() -> None:
