@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from planner.search.choices import Choices, Chosen, choices_of
 from planner.search.counts import UNTIL_MIXED, Counts
 from planner.search.effort import OVERTIME_S, Effort
-from planner.search.layings import Layings, layings_of
-from planner.search.linear import Floats
+from planner.search.layings import layings_of
+from planner.search.linear import Corner, Floats
 from planner.search.patterns import Patterns
+from planner.search.splits import Split, Splits
 from planner.search.together import RankCosts
 
 PATIENCE, PROGRESS = 20, 0.03
@@ -33,6 +34,8 @@ PATIENCE, PROGRESS = 20, 0.03
 what is left to the target."""
 NEAR = 0.1
 """Likewise where a mixture of solutions is below the target, and as near to the bound as this part of what is left."""
+LONGEST_S = 2.0
+"""So long a chain is parted at a time: nothing is lost where it is gone on with later."""
 MOST_LEAVES = 100
 """Where there are more ways to lay whole blocks, parting the chain is quicker than a program for each."""
 SHORT = 500
@@ -62,17 +65,20 @@ class Opened:
 
 @dataclass
 class _Branch:
-    """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths was asked for;
-    ``real``: of a leaf, real variables have said what they can. ``looks`` at a leaf; ``choices``: where these are told apart
-    rank by rank, for which a leaf is ``asked`` once."""
+    """``leaf``: its exact program, where numbers of blocks are whole. ``real``: of a leaf, real variables have said what they
+    can. ``looks`` at a leaf; ``choices``: where these are told apart rank by rank, for which a leaf is ``asked`` once.
+    ``corner``: where the solver was before the branch was parted off, at which ``split`` and on which of its sides; ``tried``:
+    a leaf within it of which real variables have said what they can."""
 
     box: Box
     leaf: Counts | None = None
-    mixed: bool = False
     real: bool = False
     looks: int = 0
     asked: bool = False
     choices: Choices | None = None
+    corner: Corner | None = None
+    split: tuple[Split, int] | None = None
+    tried: Counts | None = None
 
     @property
     def begun(self) -> bool:
@@ -83,7 +89,7 @@ class _Branch:
 @dataclass
 class Branches:
     """The branches of a chain's program that are open: what was ``given`` by who looked at it before, or all of it. ``heap``:
-    (bound, order, branch). ``layings``: where these are told apart by all that ranks take, instead of being parted."""
+    (bound, order, branch); between two looks nothing is ``_next``."""
 
     counts: Counts
     given: InitVar[Sequence[Opened] | None] = None
@@ -91,16 +97,16 @@ class Branches:
     finished_s: float = math.inf
     _order: Iterator[int] = field(default_factory=itertools.count)
     _applied: dict[Key, tuple[float, float]] = field(default_factory=dict)
-    layings: Layings | None = None
     _limit_s: float = math.inf
     _looked_apart: bool = False
-    _asked: bool = False
+    _splits: Splits = field(default_factory=Splits)
+    _next: tuple[float, int, _Branch] | None = None
 
     def __post_init__(self, given: Sequence[Opened] | None) -> None:
         if given is None:
             self._push(self.counts.bound, _Branch(()))
             return
-        self._looked_apart = self._asked = True
+        self._looked_apart = True
         for each in given:
             leaf = None if each.held is None else self._leaf(each.bound, np.array(each.held))
             self._push(each.bound, _Branch(each.box, leaf))
@@ -123,7 +129,7 @@ class Branches:
     @property
     def movable(self) -> bool:
         """Whether what is open says all that is known."""
-        return self._asked and self.layings is None and not any(branch.begun for _, _, branch in self.heap)
+        return self._looked_apart and not any(branch.begun for _, _, branch in self.heap)
 
     @property
     def bound(self) -> float:
@@ -136,14 +142,15 @@ class Branches:
     def solve(self, effort: Effort, found: Found) -> bool:
         """Raise the bound until it passes the target. Returns whether time ended it before."""
         target_s = effort.target_s
-        while self.heap and self.heap[0][0] < target_s:
-            if time.perf_counter() >= effort.deadline:
+        until = min(effort.deadline, time.perf_counter() + LONGEST_S) if self.counts.wide else effort.deadline
+        while self._next is not None or (self.heap and self.heap[0][0] < target_s):
+            bound, _, branch = self._next or heapq.heappop(self.heap)
+            self._next = None
+            if time.perf_counter() >= (until if branch.leaf is None else effort.deadline):
+                self._push(bound, branch)
                 return True
-            bound, _, branch = heapq.heappop(self.heap)
             now = replace(effort, target_s=target_s)
-            if self.layings is not None:
-                self._lay(self.layings, bound, branch, now)
-            elif branch.leaf is None:
+            if branch.leaf is None:
                 target_s = min(target_s, self._open(bound, branch, now, found))
             else:
                 target_s = min(target_s, self._settle(branch.leaf, branch, now, found))
@@ -162,6 +169,8 @@ class Branches:
             return target_s
         self._apply(branch.box)
         counts.forget()
+        if branch.box and counts.widen() and branch.corner is not None:
+            counts.begin(branch.corner)
         bounds, agreed, mixed = [bound], False, False
         while not agreed and not _stuck(bounds, target_s) and not _met(counts.core_s, bounds[-1], target_s):
             answer, agreed = counts.look(effort)
@@ -170,6 +179,8 @@ class Branches:
             if (answer.values is None and not answer.optimal) or (time.perf_counter() > effort.deadline and bound < target_s):
                 self._push(bound, branch)
                 return target_s
+            if branch.split is not None and len(bounds) == 2:
+                self._splits.learn(*branch.split, bound - bounds[0])
             if bound >= target_s or answer.values is None:
                 self.finished_s = min(self.finished_s, target_s)
                 return target_s
@@ -177,34 +188,62 @@ class Branches:
                 return target_s
             if mixed:  # Single paths say little beside their best mixture.
                 break
-            if len(bounds) > UNTIL_MIXED and not agreed and not branch.mixed:
-                branch.mixed = mixed = counts.mix(effort)
+            if len(bounds) > UNTIL_MIXED and not agreed:
+                mixed = counts.mix(effort)
         assert counts.values is not None
-        if not self._asked:
-            self._asked = True
-            self.layings = self._layings(target_s)
-            if self.layings is not None:
-                self._push(bound, branch)
-                return target_s
         parts = self._parts(counts.values)
         if parts is None:
-            target_s = min(target_s, found(counts))
-            leaf = self._leaf(bound, counts.values[counts.layout.whole_at])
-            # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
-            for box in self._beside(branch.box, counts.values):
-                self._push(bound, _Branch(box))
-            self._push(bound, replace(branch, leaf=leaf))
+            return min(target_s, self._all_whole(bound, branch, effort, found))
+        return min(target_s, self._parted(bound, branch, parts, effort, found))
+
+    def _all_whole(self, bound: float, branch: _Branch, effort: Effort, found: Found) -> float:
+        """A branch's relaxation has whole numbers: they are a leaf, and what else the branch holds stays open. Returns the
+        target from then on."""
+        counts = self.counts
+        assert counts.values is not None
+        target_s = found(counts)
+        if counts.wide and counts.recall():
+            self._go_on(bound, branch)
             return target_s
-        key, below = parts
+        leaf = self._leaf(bound, counts.values[counts.layout.whole_at])
+        if counts.wide and not (branch.tried and branch.tried.same(leaf)):
+            # The paths that exclude it may exclude much else of the branch.
+            until = max(effort.deadline, time.perf_counter() + OVERTIME_S)
+            leaf.solve(replace(effort, deadline=until), whole=False)
+            self._go_on(bound, replace(branch, tried=leaf))
+            return target_s
+        # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
+        for box in self._beside(branch.box, counts.values):
+            self._push(bound, _Branch(box))
+        leaf = branch.tried or leaf
+        self._push(leaf.bound, _Branch(branch.box, leaf))
+        return target_s
+
+    def _parted(
+        self, bound: float, branch: _Branch, parts: tuple[Key, float], effort: Effort, found: Found
+    ) -> float:
+        """Part a branch at one of its fractions, and go on with the side that is nearer. Returns the target from then on."""
+        counts, (key, below), split, target_s = self.counts, parts, None, math.inf
+        assert counts.values is not None
         if not key[0]:
-            target_s = min(target_s, found(counts))
-            split = counts.split() if key[1] in counts.layout.n_at else None
-            key, below = parts if split is None else ((False, split[0]), split[1])
+            target_s = found(counts)
+            split = counts.split(self._splits, effort.target_s - bound) if key[1] in counts.layout.n_at else None
+            key, below = parts if split is None else ((False, split.column), split.below)
         low, high = dict(branch.box).get(key, (0.0, math.inf))
         rest = tuple(item for item in branch.box if item[0] != key)
-        self._push(bound, _Branch((*rest, (key, (low, below)))))
-        self._push(bound, _Branch((*rest, (key, (below + 1.0, high)))))
+        corner = counts.corner if counts.wide else None
+        sides = [
+            _Branch((*rest, (key, ends)), corner=corner, split=None if split is None else (split, side))
+            for side, ends in enumerate(((low, below), (below + 1.0, high)))
+        ]
+        nearer = not key[0] and bool(counts.values[key[1]] > below + 0.5)
+        self._push(bound, sides[1 - nearer])
+        self._go_on(bound, sides[nearer])
         return target_s
+
+    def _go_on(self, bound: float, branch: _Branch) -> None:
+        """Look at a branch next, whatever others there are: a solver is near it."""
+        self._next = (bound, next(self._order), branch)
 
     def _leaf(self, bound: float, whole: Floats) -> Counts:
         """The exact program of these whole numbers."""
@@ -253,25 +292,6 @@ class Branches:
         for leaf in leaves:
             self._push(leaf.bound, _Branch((), leaf))
         return True
-
-    def _layings(self, target_s: float) -> Layings | None:
-        """The chain's, where ranks have few ways and the target says how few."""
-        patterns, costs = Patterns(self.counts.ranks), self.counts.costs
-        if not patterns.possible or costs is None or not math.isfinite(target_s):
-            return None
-        return layings_of(patterns, costs, self.counts.paths, target_s)
-
-    def _lay(self, layings: Layings, bound: float, branch: _Branch, effort: Effort) -> None:
-        """Go on with telling layings apart. Those that are left are leaves; the branch is back where they are too many."""
-        _, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
-        if done and len(layings.found) <= MOST_LEAVES:
-            found = list(map(np.array, sorted(layings.found)))
-            if self._lay_out(layings.patterns, found, np.full(len(found), bound), effort):
-                self.layings = None
-                return
-        elif done or layings.too_many:
-            self.layings = None
-        self._push(bound, branch)
 
     def _settle(self, leaf: Counts, branch: _Branch, effort: Effort, found: Found) -> float:
         """Solve a leaf's exact program. Returns the target from then on."""
@@ -337,23 +357,32 @@ class Branches:
             self.counts.bound_column(index, low, high)
 
     def _beside(self, box: Box, values: Floats) -> Iterator[Box]:
-        """What a box has beside one point: by the first number that is another, less or more, those before it the same."""
-        sides, counts = dict(box), self.counts
-        amounts: list[tuple[Key, float]] = [
-            ((True, at), float(values[share.columns].sum())) for at, share in enumerate(counts.shares)
-        ]
-        # (Where runs end follows from these.)
-        amounts += [((False, int(at)), float(values[at])) for at in counts.layout.n_at]
-        for key, amount in amounts:
-            shared, index = key
-            least, most = (0.0, counts.most(counts.shares[index])) if shared else counts.sides(index)
+        """What a box has beside one point, in parts: a rank's sum is another; or it is the same, and a stage has less than
+        here, those before it no less."""
+        sides, counts, others = dict(box), self.counts, set(self.counts.layout.n_at.tolist())
+
+        def apart(key: Key, *, more: bool) -> Iterator[Box]:
+            """The parts where something is less than here, or more; from then on it is as here, or no less."""
+            least, most = (0.0, counts.most(counts.shares[key[1]])) if key[0] else counts.sides(key[1])
             low, high = sides.get(key, (0.0, math.inf))
-            low, high, here = max(low, least), min(high, most), float(round(amount))
+            low, high = max(low, least), min(high, most)
+            here = float(round(values[counts.shares[key[1]].columns].sum() if key[0] else values[key[1]]))
+            rest = tuple((each, ends) for each, ends in sides.items() if each != key)
             if low < here:
-                yield (*((other, each) for other, each in sides.items() if other != key), (key, (low, here - 1)))
-            if here < high:
-                yield (*((other, each) for other, each in sides.items() if other != key), (key, (here + 1, high)))
-            sides[key] = (here, here)
+                yield (*rest, (key, (low, here - 1)))
+            if more and here < high:
+                yield (*rest, (key, (here + 1, high)))
+            sides[key] = (here, here if more else high)
+
+        for at, share in enumerate(counts.shares):
+            yield from apart((True, at), more=True)
+            for column in share.columns.tolist():  # Where the sum is the same, more is less elsewhere.
+                yield from apart((False, column), more=False)
+            sides |= {(False, column): (float(round(values[column])),) * 2 for column in share.columns.tolist()}
+            others -= set(share.columns.tolist())
+        # (Where runs end follows from these.)
+        for column in sorted(others):
+            yield from apart((False, column), more=True)
 
     def _parts(self, values: Floats) -> tuple[Key, float] | None:
         """What is farthest from whole, and its whole part: sums of ranks first, then stages, then ends of runs."""

@@ -34,13 +34,13 @@ from planner.search.counted import Ranks
 from planner.search.covers import cover_rows
 from planner.search.effort import AGREEMENT, Effort
 from planner.search.keeps import kept_rows
-from planner.search.linear import Floats, Indices, Outcome, Program, Row
-from planner.search.mixtures import best_mixture, grains, mixing_seconds
+from planner.search.linear import Corner, Floats, Indices, Outcome, Program, Row
+from planner.search.mixtures import best_mixture, end_rows, ends, grains, mixing_seconds
 from planner.search.paths import Paths, Pool, paths_of
 from planner.search.rows import LENGTH, TAIL, Layout
 from planner.search.shape import Shape
 from planner.search.slowest import Slowest
-from planner.search.splits import best_split
+from planner.search.splits import Split, Splits
 from planner.search.stream import Stream
 from planner.search.together import RankCosts
 
@@ -59,8 +59,9 @@ MOST_PATHS, NEWEST_PATHS = 500, 250
 """So many paths a program of real variables has; then those that are not tight are left out, but for the newest."""
 FINER = 0.3
 """Paths that change at more micro-batches raise a bound by this part of what simulation says more, seldom by more of it."""
-KNOWN = 20
-"""So many of the known paths that are longer than a solution says are added to its program at once."""
+KNOWN, RECALLED = 20, 3
+"""So many of the known paths that are longer than a solution says are added to its program at once, and to one that has columns
+for ends of actions: single paths say little beside these."""
 PATIENCE, PROGRESS = 30, 0.05
 """Real variables are given up where so many paths raise the bound by less than this part of what is left to the target."""
 
@@ -79,9 +80,9 @@ class Share:
 class Counts:
     """One candidate's program. ``bound``: of T + R; ``held``: whole numbers that are fixed; ``values``: the last solution,
     ``simulated_s``: its T + R when simulated; ``core_s``: that of the best mixture of solutions since :meth:`forget`;
-    ``inner``: the solution of the last mixture of paths since then; ``mixed_s``: T + R under that. ``_stated``: the rows of
-    known paths that are in the program; ``_tolerated``: see :meth:`sharpen`; ``_told``: for which numbers of blocks
-    :meth:`_tell_whole` has said its rows."""
+    ``mixed_s``: T + R under the last mixture of paths; ``wide``: see :meth:`widen`. ``_stated``: the rows of known paths that
+    are in the program; ``_tolerated``: see :meth:`sharpen`; ``_told``: for which numbers of blocks :meth:`_tell_whole` has said
+    its rows."""
 
     ranks: Ranks
     pool: Pool
@@ -103,8 +104,8 @@ class Counts:
     core_s: float = math.inf
     _core: tuple[Floats, float] | None = None
     mixed_s: float = 0.0
-    inner: Floats | None = None
     _guided: bool = False
+    wide: bool = False
     _limit_s: float = math.inf
     _costs: RankCosts | None = None
     _most: list[Indices] = field(default_factory=list)
@@ -208,6 +209,11 @@ class Counts:
         program = self._model()
         program.low[layout.break_at] = program.high[layout.break_at] = ends
 
+    def same(self, other: Counts) -> bool:
+        """Whether both have the same whole numbers."""
+        assert self.held is not None and other.held is not None
+        return bool((self.held == other.held).all())
+
     def keep(self, share: Share, fewest: int = 0, largest: float = math.inf) -> None:
         """A rank has so many blocks of a run, and no more than it can have: then its own work takes at least so long."""
         assert self._program is not None and self._costs is not None
@@ -232,6 +238,8 @@ class Counts:
             return answer, True
         self.values = answer.values
         self._forget(answer.values)
+        if self.wide:
+            return answer, True
         length = self._lengthen(answer.values)
         return answer, length <= answer.values[LENGTH] * (1 + AGREEMENT)
 
@@ -239,13 +247,18 @@ class Counts:
         """Solve with real variables. An exact program is solved a few times only, and has those known paths that its solutions
         need; another is gone on with from branch to branch, and gets all that are new."""
         program = self._model()
-        if not self.exact:
+        if not self.exact and not self.wide:
             self._state(range(self._seen, len(self.paths.known)))
             self._seen = len(self.paths.known)
         while True:
             answer = program.solve(whole=False, time_limit_s=max(0.0, effort.left_s(whole=False)), limit=effort.target_s)
             if not self.exact or answer.values is None or not self._state(self._known_longer(answer.values)):
                 return answer
+
+    def recall(self) -> bool:
+        """Add the longest of the known paths that are longer than the last solution says; whether there are some."""
+        assert self.values is not None
+        return self._state(self._known_longer(self.values)[:RECALLED])
 
     def _known_longer(self, values: Floats) -> list[int]:
         """Known paths, the longest of those that are longer than a solution says."""
@@ -282,6 +295,31 @@ class Counts:
             mixed = True
         return mixed
 
+    def widen(self) -> bool:
+        """State all paths that change at few micro-batches of a turn from now on, where the schedule is not too long for that;
+        whether it is so."""
+        grain = grains(self.shape)[0]
+        if not self.wide and self._short:
+            self.wide = True
+            self._tell_whole()
+            program = self._model()
+            program.add(end_rows(self.layout, program.widen(ends(self.shape, grain)), grain))
+        return self.wide
+
+    @property
+    def _short(self) -> bool:
+        """Whether the schedule is not too long for its actions to be columns."""
+        return math.isfinite(mixing_seconds(self.shape, grains(self.shape)[0]))
+
+    @property
+    def corner(self) -> Corner | None:
+        """Where the last solve with real variables ended."""
+        return self._model().corner
+
+    def begin(self, corner: Corner) -> None:
+        """Have the next one begin there."""
+        self._model().begin(corner)
+
     def _settled(self, target_s: float) -> bool:
         """Whether the last mixture passes the target, or hardly any can: a finer one gains a part of what its solution takes
         longer when simulated."""
@@ -298,7 +336,6 @@ class Counts:
         if found is None:
             return False
         self._state(self.paths.add([found.path]))
-        self.inner = found.values
         times, tail_s = self.layout.times(found.values), float(found.values[TAIL])
         self._core, self._guided, self.mixed_s = (times, tail_s), True, float(found.values[[LENGTH, TAIL]].sum())
         self._simulate(times, tail_s, self._sends)
@@ -322,17 +359,18 @@ class Counts:
 
     def forget(self) -> None:
         """What follows is about another part of the solutions. The best mixture of paths for all of them is near it still."""
-        self.core_s, self._core, self.inner = math.inf, self._core if self._guided else None, None
+        self.core_s, self._core = math.inf, self._core if self._guided else None
 
     def restrict(self, target_s: float) -> bool:
         """Count with plans quicker than the target only. False where there is none."""
         self._model()
         return self._restrict(target_s)
 
-    def split(self) -> tuple[int, float] | None:
-        """What it is best to part at, (column, whole part), as far as an inner solution tells."""
+    def split(self, splits: Splits, left_s: float) -> Split | None:
+        """What it is best to part at; None where no stage can be on either side, or that would take too long to tell."""
+        assert self.values is not None
         program = self._model()
-        return None if self.inner is None else best_split(self.layout, self.inner, program.low, program.high)
+        return None if not self._short else splits.best(self.layout, self.values, program.low, program.high, left_s)
 
     def bound_column(self, column: int, low: float, high: float) -> None:
         """A column between these sides and those that it had at first."""

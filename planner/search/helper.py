@@ -85,17 +85,20 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Order:
-    """``step_s``: of the best plan so far. ``fresh``: further nodes; ``dropped``: one that is looked at elsewhere."""
+    """``step_s``: of the best plan so far. ``fresh``: further nodes; ``dropped``: one that is looked at elsewhere; ``asks``:
+    whether there is nothing to do elsewhere, and something is to be given back."""
 
     step_s: float
     fresh: tuple[Fresh, ...] = ()
     dropped: int | None = None
+    asks: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a look has found. ``bounds``: of kin, those of its sketches; ``rough``: whether they were counted no closer, for
-    want of a target. ``plan``: looked at, where it is quicker than all before."""
+    want of a target. ``plan``: looked at, where it is quicker than all before. ``given``: an attempt that is given back, or a
+    part of one that is not ``finished`` with that."""
 
     name: int
     bound: float
@@ -104,6 +107,7 @@ class Answer:
     plan: tuple[Plan, Prediction] | None = None
     bounds: tuple[float, ...] = ()
     rough: bool = False
+    given: Fresh | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Helper:
         self.away: dict[int, Kin | Attempt] = {}
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer | KnownAxis | None] = queue.SimpleQueue()
-        self._sent, self._step_s = 0, math.inf
+        self._sent, self._step_s, self._asked = 0, math.inf, False
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
@@ -218,6 +222,12 @@ class Helper:
                     return node
         return None
 
+    def ask(self) -> None:
+        """Have something given back, as soon as it has something; asked for until it is there."""
+        if not self._asked:
+            self._asked = True
+            self._order(Order(self._step_s, asks=True))
+
     def answer(self, wait_s: float = 0.0) -> tuple[Kin | Attempt | None, Answer] | None:
         """What was found next, and of which node (none where it came back meanwhile); None while nothing is known. Raises
         ProcessLookupError where the process has ended."""
@@ -230,6 +240,7 @@ class Helper:
         if found is None:
             raise ProcessLookupError
         ended = found.finished or found.mixed
+        self._asked = self._asked and found.given is None
         return (self.away.pop(found.name, None) if ended else self.away.get(found.name)), found
 
     def close(self) -> None:
@@ -321,6 +332,7 @@ def _follow(orders: queue.SimpleQueue[Any], sink: BinaryIO) -> None:
 def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer], None]) -> None:
     """Look at nodes until there are no more orders."""
     best, waiting, begun = Best(begin.gap, begin.look, most_s=begin.most_s), dict[int, Fresh](), dict[int, Attempt]()
+    asked = False
     while True:
         name = _next(waiting, begun, best, begin.deadline)
         while name is None or not orders.empty():
@@ -332,6 +344,7 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
             if order.dropped is not None:
                 waiting.pop(order.dropped, None)
                 begun.pop(order.dropped, None)
+            asked = asked or order.asks
             name = _next(waiting, begun, best, begin.deadline)
         node = waiting.pop(name).node(begin.scope) if name in waiting else begun[name]
         if isinstance(node, Kin):
@@ -346,6 +359,24 @@ def _look(begin: Begin, orders: queue.SimpleQueue[Any], tell: Callable[[Answer],
         if finished or node.mixed:
             del begun[name]
         tell(Answer(name, node.bound, finished, node.mixed, best.found))
+        given = _given(begun, best) if asked else None
+        if given is not None:
+            tell(given)
+            asked = False
+
+
+def _given(begun: dict[int, Attempt], best: Best) -> Answer | None:
+    """An attempt to give back, not the one of the lowest bound; else half of the branches of that."""
+    target_s = best.target()
+    ranked = sorted((attempt.bound, name) for name, attempt in begun.items() if attempt.bound < target_s)
+    for bound, name in reversed(ranked[1:]):
+        if begun[name].movable:
+            return Answer(name, bound, finished=True, given=Fresh.of(name, begun.pop(name)))
+    for bound, name in ranked[:1]:
+        part = begun[name].part(target_s)
+        if part is not None:
+            return Answer(name, bound, finished=False, given=Fresh.of(name, part))
+    return None
 
 
 def _next(waiting: dict[int, Fresh], begun: dict[int, Attempt], best: Best, deadline: float) -> int | None:

@@ -50,6 +50,15 @@ MANY_STEPS, LEAST_SIZE = 2, 1_000
 INFEASIBLE = Outcome(math.inf, math.inf, None, True)
 
 
+@dataclass(frozen=True, eq=False)
+class Corner:
+    """A basis of the simplex method, of so many rows, after so many times that rows were left out."""
+
+    basis: Any
+    rows: int
+    deleted: int
+
+
 @dataclass
 class Program:
     """Minimise ``cost`` over columns between ``low`` and ``high``; ``integer`` columns are whole where a solve asks for it.
@@ -63,6 +72,8 @@ class Program:
     rows: list[Row] = field(default_factory=list)
     _highs: Any = None
     _passed: int = 0
+    _deleted: int = 0
+    _here: Corner | None = None
     _whole: bool = False
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -72,6 +83,39 @@ class Program:
     def add_sum(self, columns: Indices) -> None:
         """A row of the columns' sum, to be bounded later."""
         self.add([Row(-math.inf, math.inf, columns, np.ones(len(columns)))])
+
+    def widen(self, count: int) -> int:
+        """So many columns more, none of them below zero; returns the first. (They cost nothing, and are real.)"""
+        first, more = len(self.cost), np.zeros(count)
+        self.cost, self.low = np.append(self.cost, more), np.append(self.low, more)
+        self.high = np.append(self.high, np.full(count, math.inf))
+        self.integer = np.append(self.integer, np.zeros(count, dtype=bool))
+        if self._highs is not None:
+            none = np.zeros(0)
+            infinite = np.full(count, highs_module().kHighsInf)
+            self._highs.addCols(count, more, more, infinite, 0, none.astype(np.int32), none.astype(np.int32), none)
+        return first
+
+    @property
+    def corner(self) -> Corner | None:
+        """Where the last solve ended; None where that is not known."""
+        if self._here is None and self._highs is not None:
+            self._here = Corner(self._highs.getBasis(), self._passed, self._deleted)
+        return self._here
+
+    def begin(self, corner: Corner) -> None:
+        """Have the next solve begin there, unless rows that were known then are left out."""
+        if corner is self._here or corner.deleted != self._deleted or self._highs is None:
+            return
+        basis, more = corner.basis, self._passed - corner.rows
+        if more:
+            highspy = highs_module()
+            basis = highspy.HighsBasis()
+            basis.col_status = corner.basis.col_status
+            basis.row_status = [*corner.basis.row_status, *[highspy.HighsBasisStatus.kBasic] * more]
+            basis.valid, basis.alien = True, False
+        self._highs.setBasis(basis)
+        self._here = corner
 
     def bound_row(self, index: int, low: float, high: float) -> None:
         """Other sides of a row."""
@@ -94,6 +138,7 @@ class Program:
         ]
         if loose and self._highs is not None:
             self._highs.deleteRows(len(loose), np.array(loose, dtype=np.int32))
+            self._deleted, self._here = self._deleted + 1, None
         gone, rows = set(loose), self.rows
         self.rows = [row for at, row in enumerate(rows) if at not in gone]
         self._passed -= len(loose) if self._highs is not None else 0
@@ -114,7 +159,7 @@ class Program:
 
             return solve_rows(self, whole=whole, time_limit_s=time_limit_s, gap=gap)
         self._update(highspy, whole)
-        highs = self._highs
+        highs, self._here = self._highs, None
         # The simplex method's clock goes on from run to run, that of branch and bound begins with each.
         highs.setOptionValue("time_limit", (0.0 if whole else highs.getRunTime()) + max(time_limit_s, 0.02))
         highs.setOptionValue("mip_rel_gap", gap)

@@ -99,13 +99,35 @@ def best_mixture(
     """The mixture that raises the optimum of these rows most, of paths that change from rank to rank at ``grain`` micro-batches
     of every turn; None where the method does not arrive in time."""
     shape = layout.shape
-    network = _network(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, grain)
+    network = _network_of(shape, grain)
     answer = _solved(_Extended(layout, network, len(cost)), rows, cost, low, high, time_limit_s)
     if answer is None:
         return None
     duals = np.zeros(len(network.kept) + shape.pipeline)
     duals[network.edge] = np.maximum(answer[1], 0.0)
     return Mixture(_path(layout, network, duals), answer[0])
+
+
+def end_rows(layout: Layout, first: int, grain: int) -> list[Row]:
+    """All paths that change from rank to rank at ``grain`` micro-batches of every turn, as rows with a column for the end of
+    every action that waits for several, from ``first`` on (:func:`ends`)."""
+    network = _network_of(layout.shape, grain)
+    extended = _Extended(layout, network, first)
+    order = np.argsort(extended.rows, kind="stable")
+    cuts = np.cumsum(np.bincount(extended.rows, minlength=len(extended.low)))[:-1]
+    parts = zip(
+        extended.low.tolist(), np.split(extended.columns[order], cuts), np.split(extended.values[order], cuts), strict=True
+    )
+    return [Row(low, math.inf, columns, values) for low, columns, values in parts]
+
+
+def ends(shape: Shape, grain: int) -> int:
+    """How many actions wait for several."""
+    return _network_of(shape, grain).count
+
+
+def _network_of(shape: Shape, grain: int) -> _Network:
+    return _network(shape.schedule, shape.pipeline, shape.virtual, shape.microbatches, grain)
 
 
 @lru_cache(maxsize=64)

@@ -24,7 +24,7 @@ from planner.search.candidates import Candidate, candidates_of
 from planner.search.climb import Climb
 from planner.search.effort import has_time
 from planner.search.families import Costing, Scope
-from planner.search.helper import Answer, Helper, Space, started, waits
+from planner.search.helper import Answer, Fresh, Helper, Space, started, waits
 from planner.search.nodes import Attempt, Kin, Sketch, kin_of
 from planner.search.placing import bounds_of
 from planner.search.prices import Prices
@@ -64,8 +64,8 @@ Node = Kin | Sketch | Attempt | Apart
 @dataclass
 class _State:
     """The frontier of the search. ``kin``: whose sketches are not counted yet, by bound; ``heap``: (bound, order, node); both
-    without what the ``helper`` looks at. ``heard``: what it has said of attempts, to be seen to. ``alone``: there is no helper
-    and will be none."""
+    without what the ``helper`` looks at. ``heard``: what it has said of attempts, to be seen to; ``given``: what it has given
+    back, likewise. ``alone``: there is no helper and will be none."""
 
     best: Best
     news: News = no_news
@@ -73,6 +73,7 @@ class _State:
     heap: list[tuple[float, int, Node]] = field(default_factory=list)
     helper: Helper | None = None
     heard: deque[tuple[Attempt, bool]] = field(default_factory=deque)
+    given: deque[Fresh] = field(default_factory=deque)
     alone: bool = False
     finished_s: float = math.inf
     solved: int = 0
@@ -87,8 +88,8 @@ class _State:
     @property
     def least_s(self) -> float:
         """No plan that is left to look for is quicker."""
-        heard_s = min((attempt.bound for attempt, _ in self.heard), default=math.inf)
-        return min(self.home_s, heard_s, math.inf if self.helper is None else self.helper.least_s)
+        heard = [*(attempt.bound for attempt, _ in self.heard), *(given.bound for given in self.given)]
+        return min(self.home_s, *heard, math.inf if self.helper is None else self.helper.least_s)
 
     @property
     def lower_s(self) -> float:
@@ -122,7 +123,7 @@ class _State:
     def pop(self) -> Node | None:
         """The node of the lowest bound that is to be looked at here. The helper gets attempts that nobody has looked at, as
         many as are under way here, and :data:`SHARED` at least; where there are none, further nodes are opened. Where none is
-        left here that matters, one comes back that it does not look at now."""
+        left here that matters, one comes back that it does not look at now, or it is asked for a part of what it has."""
         target_s, helper = self.best.target(), self.helper
         while self.home_s < target_s:
             if self.kin and self.kin[0].bound <= self.home_s:
@@ -141,7 +142,10 @@ class _State:
                 return node
             self.push(node)
             return further
-        return None if helper is None else helper.back(target_s)
+        back = None if helper is None else helper.back(target_s)
+        if helper is not None and back is None:
+            helper.ask()
+        return back
 
     def _unopened(self, target_s: float, enough: int) -> Kin | Sketch | Apart | None:
         """Where the helper has not enough although it was given what there is, a node here with more attempts in it."""
@@ -237,6 +241,9 @@ class _State:
             wait_s = 0.0
 
     def _take(self, node: Kin | Attempt | None, answer: Answer) -> None:
+        if answer.given is not None:
+            self.given.append(answer.given)
+            return
         if answer.plan is not None:
             self.best.keep(*answer.plan)
         if isinstance(node, Kin):
@@ -377,6 +384,10 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
                 climb.widely(state.open(), min(deadline, now + WIDELY_FOR * (now - begin)))
         state.feed()
         state.hear()
+        while state.given:
+            given = state.given.popleft().node(scope)
+            assert isinstance(given, Attempt)
+            state.push(given)
         node = state.heard[0][0] if state.heard else state.pop()
         if node is None:
             state.hear(WAIT_S)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -41,9 +42,11 @@ from planner.search.engine import planning_engine
 from planner.search.layings import Layings, layings_of
 from planner.search.linear import Floats, Row
 from planner.search.mixtures import Mixture
+from planner.search.patterns import Patterns
 from planner.search.rows import Layout
 from planner.search.shape import Shape
 from planner.search.solve import Fingerprints, Task, certain_tied_seconds
+from planner.search.splits import Split, Splits
 from planner.search.stream import stream_of
 from planner.search.works import works
 from tests.oracles.exhaustive_plan import best_plan, every_plan
@@ -278,20 +281,26 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     """Chains as small as these are told apart, or real variables settle them; here every branch is mixed and parted, as
     those of long chains are."""
     told: list[int] = []
-    splits: list[tuple[int, float]] = []
-    best_mixture, best_split = counts_module.best_mixture, counts_module.best_split
+    splits: list[Split] = []
+    widened: list[bool] = []
+    best_mixture, best_split, widen = counts_module.best_mixture, Splits.best, Counts.widen
 
     def mixing(layout: Layout, *given: Any) -> Mixture | None:
         told.append(given[-1])
         return best_mixture(layout, *given)
 
-    def splitting(layout: Layout, *given: Floats) -> tuple[int, float] | None:
-        found = best_split(layout, *given)
+    def splitting(self: Splits, *given: Any) -> Split | None:
+        found = best_split(self, *given)
         splits.extend([found] if found is not None else [])
         return found
 
+    def widening(self: Counts) -> bool:
+        widened.append(widen(self))
+        return widened[-1]
+
     monkeypatch.setattr(counts_module, "best_mixture", mixing)
-    monkeypatch.setattr(counts_module, "best_split", splitting)
+    monkeypatch.setattr(Splits, "best", splitting)
+    monkeypatch.setattr(Counts, "widen", widening)
     for module in (counts_module, branches_module):
         monkeypatch.setattr(module, "UNTIL_MIXED", 0)
     monkeypatch.setattr(Branches, "_told_apart", lambda self, bound, effort: False)
@@ -313,7 +322,7 @@ def test_parted_branches_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(globals(), "SLACK", 0.05)
 
     _check_each(5001, 240)
-    assert {2, 3} <= set(told) and splits and covered
+    assert {2, 3} <= set(told) and splits and covered and any(widened)
     assert {branch.held is None for branch in away} == {True, False}
 
 
@@ -347,20 +356,20 @@ def test_layings_told_apart_leave_no_plan_out(monkeypatch: pytest.MonkeyPatch, p
     """Numbers of blocks are told apart by what ranks take in all, and not by these numbers alone before."""
     told: list[Layings] = []
 
-    def telling(*given: Any) -> Layings | None:
-        found = layings_of(*given)
-        told.extend([found] if found is not None else [])
-        return found
-
     def at_once(self: Branches, bound: float, effort: Effort) -> bool:
-        if self._asked:
+        """Instead of numbers of blocks alone."""
+        patterns, costs = Patterns(self.counts.ranks), self.counts.costs
+        if self._looked_apart or not patterns.possible or costs is None or not math.isfinite(effort.target_s):
             return False
-        self._asked, self.layings = True, self._layings(effort.target_s)
-        if self.layings is not None:
-            self._push(bound, branches_module._Branch(()))
-        return self.layings is not None
+        self._looked_apart = True
+        layings = layings_of(patterns, costs, self.counts.paths, effort.target_s)
+        if layings is None:
+            return False
+        told.append(layings)
+        _, done = layings.go(effort.target_s, lambda: False, lambda found: math.inf)
+        found = list(map(np.array, sorted(layings.found)))
+        return done and self._lay_out(patterns, found, np.full(len(found), bound), effort)
 
-    monkeypatch.setattr(branches_module, "layings_of", telling)
     monkeypatch.setattr(Branches, "_told_apart", at_once)
     monkeypatch.setattr(branches_module, "SHORT", 0)
     monkeypatch.setattr(choices_module, "MOST_PATHS", 1)

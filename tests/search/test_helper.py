@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pickle
+import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,11 +22,12 @@ from planner.ir.plan import Plan, Prediction
 from planner.job import Job
 from planner.search import Request, SearchResult, nodes
 from planner.search import helper as helping
-from planner.search.branches import Branches
+from planner.search.best import Best
+from planner.search.branches import Branches, Opened
 from planner.search.candidates import Candidate, candidates_of, enumerate_candidates
 from planner.search.climb import Climb
 from planner.search.families import Scope
-from planner.search.helper import Answer, Begin, Fresh, Helper, Space, ahead
+from planner.search.helper import Answer, Begin, Fresh, Helper, Order, Space, ahead
 from planner.search.nodes import Attempt, Kin, Sketch, count, count_roughly
 from planner.search.placing import bounds_of
 from planner.search.prices import Prices
@@ -387,6 +389,69 @@ def test_what_was_finished_before_it_moved_counts(scope: Scope) -> None:
     assert moved.branches.bound == attempt.branches.bound <= 2.5
 
 
+def _told(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch, bounds: Sequence[float], target_s: float = math.inf
+) -> list[Answer]:
+    """What is told of attempts with these bounds, of which each has two open branches and no look finds anything, and of which
+    something is to be given back."""
+    def looking(self: Attempt, *rest: Any) -> bool:
+        boxes = ((((False, 3), (0.0, 1.0)),), (((False, 3), (2.0, 9.0)),))
+        self.branches = self.branches or Branches(self.counts, [Opened(self.bound, box, None) for box in boxes])
+        self.bound += 0.5
+        return False
+
+    monkeypatch.setattr(Attempt, "advance", looking)
+    attempts = _named([(bound, 0) for bound in bounds], scope)
+    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    orders.put(Order(target_s, tuple(Fresh.of(name, attempt) for name, attempt in enumerate(attempts))))
+    told: list[Answer] = []
+
+    def tell(answer: Answer) -> None:
+        told.append(answer)
+        if len(told) == len(bounds):
+            orders.put(Order(target_s, asks=True))
+        if answer.given is not None:
+            orders.put(None)
+
+    helping._look(Begin(as_it_is, 0.0, math.inf, scope, math.inf), orders, tell)
+    return told
+
+
+def test_what_is_asked_for_is_not_what_is_looked_at_next(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two attempts under way the one of the highest bound, as a whole: it is had no more. (The first is looked at again
+    before that, and has that bound then.)"""
+    first, *_ = _named([(0.0, 0)], scope)
+    *looks, answer = _told(scope, monkeypatch, [first.bound + 0.1, first.bound + 0.2])
+    assert [look.name for look in looks] == [0, 1, 0] and answer.name == 0 and answer.finished
+    assert answer.given is not None and answer.given.bound == answer.bound == pytest.approx(first.bound + 1.1)
+    assert len(answer.given.opened) == 2
+
+
+def test_of_a_single_attempt_a_part_is_given(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is had still."""
+    first, *_ = _named([(0.0, 0)], scope)
+    *looks, answer = _told(scope, monkeypatch, [first.bound + 0.1])
+    assert not any(look.given for look in looks) and answer.name == 0 and not answer.finished
+    assert answer.given is not None and len(answer.given.opened) == 1
+
+
+def test_what_is_given_back_is_open_until_it_is_seen_to(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No certificate leaves it out, whenever the time is over; it is asked for again only when it is there."""
+    first, *_ = _named([(0.0, 0)], scope)
+    *_, answer = _told(scope, monkeypatch, [first.bound + 0.1, first.bound + 0.2])
+    state, helper = searching._State(Best(0.001, as_it_is)), Helper()
+    try:
+        state.helper, helper.away = helper, dict(enumerate(_named([(first.bound + by, 1) for by in (0.9, 2.0)], scope)))
+        helper.ask()
+        assert helper._asked
+        helper._answers.put(answer)
+        state.hear()
+        assert not helper._asked and list(helper.away) == [1]
+        assert state.least_s == state.lower_s == answer.bound
+    finally:
+        helper.close()
+
+
 def test_attempts_under_way_are_gone_on_with_there(
     heard: list[Answer], monkeypatch: pytest.MonkeyPatch, alone_s: float
 ) -> None:
@@ -422,7 +487,6 @@ def test_open_branches_are_looked_at_there(heard: list[Answer], monkeypatch: pyt
     monkeypatch.setattr(nodes, "FIRST_SLICE_S", 0.001)
     monkeypatch.setattr(nodes, "SOON_S", 0.0)
     monkeypatch.setattr(Branches, "_told_apart", lambda *_: False)
-    monkeypatch.setattr(Branches, "_layings", lambda *_: None)
     monkeypatch.setattr(searching, "SHARED", 10**9)
     monkeypatch.setattr(searching._State, "_share", lambda *_: None)
     monkeypatch.setattr(searching._State, "_unopened", lambda *_: None)

@@ -90,6 +90,34 @@ def test_paths_that_change_at_few_micro_batches_are_paths(key: tuple, seed: int)
     assert said[-1] == pytest.approx(far.bound, rel=3 * AGREEMENT)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("key", SHAPES, ids=IDS)
+def test_columns_for_ends_say_what_the_best_mixture_says(key: tuple, seed: int) -> None:  # type: ignore[type-arg]
+    """Of paths that change at as few micro-batches; wherever the solver begins, and whatever was bounded meanwhile."""
+    shape = Shape(*key, streams.CAPACITY)
+    counts = program(seed, shape)
+    counts.restrict(math.inf)
+    counts._tell_whole()
+    model = counts._model()
+    found = best_mixture(counts.layout, list(model.rows), model.cost, model.low, model.high, 60.0, grains(shape)[0])
+    assert found is not None and counts.widen()
+    least, agreed = counts.look(effort())
+    assert agreed and least.bound == pytest.approx(float(found.values[[LENGTH, TAIL]].sum()), rel=3 * AGREEMENT)
+
+    corner, column = counts.corner, int(counts.layout.n_at[len(counts.layout.n_at) // 2])
+    assert corner is not None
+    ends = counts.sides(column)
+    counts.bound_column(column, 2.0, 2.0)
+    bounded, _ = counts.look(effort())
+    assert bounded.bound >= least.bound * (1 - 1e-9)
+    counts.paths.add(longest_paths(*key, [StageTimes(1.0, 1.0, 1.0)] * shape.stages, [0.0] * shape.stages, 3)[1])
+    counts.recall()
+    counts.bound_column(column, *ends)
+    counts.begin(corner)
+    again, _ = counts.look(effort())
+    assert again.bound == pytest.approx(least.bound, rel=1e-6)
+
+
 def test_few_micro_batches_make_a_program_smaller() -> None:
     """Two of 24 are told apart: a row for each of them at most, where all take two."""
     few, every = (_network("interleaved-1f1b", 24, 2, 24, grain) for grain in (2, 24))
