@@ -5,7 +5,8 @@ So the sum over a rank's virtual stages is made whole first (with the rank's lea
 own), then the stages' numbers, then where runs end. A branch without fractions is a *leaf*: its exact program, choices and
 transients counted whole, has no numbers of blocks left to find. Where few ways to lay whole blocks on stages are left by
 simulation (:mod:`patterns`), those are the leaves, and nothing is parted. Branches differ in bounds of rows and columns
-only, so a solver goes on from its last basis; paths that one branch needs hold for all.
+only, so a solver goes on from the basis of the branch that they were parted off; paths that one branch needs hold for all. The
+side of a split that is nearer comes next, then the branch of the lowest bound.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ MOST_LEAVES = 100
 SHORT = 500
 """Layings of a schedule of more actions are told apart before it is relaxed, those of others where real variables have not said
 enough: these are quicker then."""
-SOON_ACTIONS = 60_000_000
-"""Actions times cases that are simulated to tell layings that are few apart by choices too, before each gets a program."""
 REPEATS = 4
 """So often a leaf's solution that does not fit after all is sought again with less memory."""
 WHOLE = 1e-5
@@ -277,7 +276,6 @@ class Branches:
         layings = layings_of(patterns, costs, self.counts.paths, effort.target_s) if len(found) else None
         if layings is None:
             return every
-        layings.most_actions = SOON_ACTIONS
         _, done = layings.go(effort.target_s, lambda: time.perf_counter() >= effort.deadline, _unheard)
         return np.array([tuple(each) in layings.found for each in found.tolist()], dtype=bool) if done else every
 

@@ -24,9 +24,9 @@ from planner.search.tables import AT_TIMES, PASSES, PERSISTENT, Table
 from planner.search.together import RankCosts
 from planner.search.ways import Range
 
-AT_FIRST, MOST_ACTIONS = 0.025, 1_000_000_000
-"""Actions times cases that are simulated at most; this part of them where every way of every rank is tried once. (Of published
-jobs none was told apart that took more at first.)"""
+AT_FIRST, MOST_ACTIONS = 25_000_000, 60_000_000
+"""Actions times cases where every way of every rank is tried once, and that are simulated at most: beyond, programs are
+quicker."""
 MOST_LAYINGS, MOST_ON_STAGE = 300, 12
 """A rank whose blocks can lie on its stages in more ways is not told apart, nor one that can have more of them on a stage."""
 ALIKE = 0.01
@@ -52,7 +52,7 @@ def layings_of(patterns: Patterns, costs: RankCosts, paths: Paths, target_s: flo
             single += not patterns.is_long(portion.run) and portion.kind == 0
         ranges.append((own, (fewest + single, most + single)))
     ways = every_way(shares, stream, ranges, target_s - costs.before_s)
-    if ways is None or sum(len(each.blocks) for each in ways) * shape.actions > AT_FIRST * MOST_ACTIONS:
+    if ways is None or sum(len(each.blocks) for each in ways) * shape.actions > AT_FIRST:
         return None
     return Layings(shares, stream, ways, paths, patterns.stream.blocks, MOST_ACTIONS, patterns=patterns)
 

@@ -7,7 +7,8 @@ of flow is a mixture of paths, as valid as they are for all times. It is one row
 
 Ranks work through the micro-batches of a turn in step, and paths that change from rank to rank at the first and the last ones
 of a turn say nearly as much as all do. Actions in between wait for the one before them alone: they need no column, which makes
-the program several times smaller. Fewer paths are fewer constraints, as valid.
+the program several times smaller. Fewer paths are fewer constraints, as valid. (So small that the small program can have these
+columns and rows itself, where it is solved again and again.)
 """
 
 from __future__ import annotations

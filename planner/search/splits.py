@@ -1,9 +1,11 @@
 """Which number of blocks a branch is parted at.
 
 Where ranks run in lockstep, any stage's number can be the one with a fraction: which one a solver's corner has says nothing,
-and parting there moves the fraction elsewhere. What counts is how long a schedule gets where a stage has a block less or more
-than a good solution with fractions. That is asked by simulating: the stage alone is made whole, its rank's other stages take or
-give what it has less or more in proportion. It is an estimate (other ranks could give way), and only an order of what to try.
+and parting there moves the fraction elsewhere. What counts is how long a schedule gets where a stage has a block less or more.
+That is asked by simulating: the stage alone is made whole, its rank's other stages take or give what it has less or more in
+proportion. It is an estimate, for other ranks could give way: how much of it bounds have risen by is remembered for each stage
+and side, like pseudo-costs (Benichou et al. 1971, "Experiments in mixed-integer linear programming"). All this is only an order
+of what to try.
 """
 
 from __future__ import annotations

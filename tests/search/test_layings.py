@@ -100,8 +100,8 @@ def test_too_many_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layings is not None
     layings.simulated, layings.most_actions = 1, 0
     assert layings.go(1e9, never, unheard) == (1e9, False)
-    monkeypatch.setattr(layings_module, "AT_FIRST", 0.0)
+    monkeypatch.setattr(layings_module, "AT_FIRST", 0)
     assert layings_between(leaf, 1e9)[0] is None
-    monkeypatch.setattr(layings_module, "AT_FIRST", 1.0)
+    monkeypatch.setattr(layings_module, "AT_FIRST", 10**12)
     monkeypatch.setattr(layings_module, "MOST_LAYINGS", 1)
     assert layings_between(leaf, 1e9)[0] is None
