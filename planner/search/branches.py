@@ -64,13 +64,14 @@ class Opened:
 
 @dataclass
 class _Branch:
-    """``leaf``: its exact program, where numbers of blocks are whole. ``real``: of a leaf, real variables have said what they
-    can. ``looks`` at a leaf; ``choices``: where these are told apart rank by rank, for which a leaf is ``asked`` once.
-    ``corner``: where the solver was before the branch was parted off, at which ``split`` and on which of its sides; ``tried``:
-    a leaf within it of which real variables have said what they can."""
+    """``leaf``: its exact program, where numbers of blocks are whole. ``mixed``: the best mixture of paths is known; ``real``:
+    of a leaf, real variables have said what they can. ``looks`` at a leaf; ``choices``: where these are told apart rank by
+    rank, for which a leaf is ``asked`` once. ``corner``: where the solver was before the branch was parted off, at which
+    ``split`` and on which of its sides; ``tried``: a leaf within it of which real variables have said what they can."""
 
     box: Box
     leaf: Counts | None = None
+    mixed: bool = False
     real: bool = False
     looks: int = 0
     asked: bool = False
@@ -170,7 +171,7 @@ class Branches:
         counts.forget()
         if branch.box and counts.widen() and branch.corner is not None:
             counts.begin(branch.corner)
-        bounds, agreed, mixed = [bound], False, False
+        bounds, agreed, mixed = [bound], False, branch.mixed
         while not agreed and not _stuck(bounds, target_s) and not _met(counts.core_s, bounds[-1], target_s):
             answer, agreed = counts.look(effort)
             bound = max(bound, min(answer.bound, target_s))
@@ -188,7 +189,7 @@ class Branches:
             if mixed:  # Single paths say little beside their best mixture.
                 break
             if len(bounds) > UNTIL_MIXED and not agreed:
-                mixed = counts.mix(effort)
+                branch.mixed = mixed = counts.mix(effort)
         assert counts.values is not None
         parts = self._parts(counts.values)
         if parts is None:
@@ -201,15 +202,16 @@ class Branches:
         counts = self.counts
         assert counts.values is not None
         target_s = found(counts)
+        again = replace(branch, corner=None, split=None)
         if counts.wide and counts.recall():
-            self._go_on(bound, branch)
+            self._go_on(bound, again)
             return target_s
         leaf = self._leaf(bound, counts.values[counts.layout.whole_at])
         if counts.wide and not (branch.tried and branch.tried.same(leaf)):
             # The paths that exclude it may exclude much else of the branch.
             until = max(effort.deadline, time.perf_counter() + OVERTIME_S)
             leaf.solve(replace(effort, deadline=until), whole=False)
-            self._go_on(bound, replace(branch, tried=leaf))
+            self._go_on(bound, replace(again, tried=leaf))
             return target_s
         # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
         for box in self._beside(branch.box, counts.values):

@@ -80,6 +80,7 @@ class Fresh:
         if self.opened:
             attempt.counts.paths.add(self.paths)
             attempt.branches = Branches(attempt.counts, self.opened, finished_s=self.finished_s)
+            attempt.whole = False
         return attempt
 
 

@@ -156,7 +156,7 @@ def kin_of(sketches: Iterable[Sketch]) -> list[Kin]:
 class Attempt:
     """A chain of a candidate under way, or several, or several ZeRO groups, as one: first its relaxation, then branches of it.
     ``bound`` of its step is always valid. ``mixed``: a solution has choices that may be no one chain's; they have to be told
-    apart. ``whole``: it is no part of another."""
+    apart. ``whole``: it is no part of another, and was not looked at elsewhere before."""
 
     tasks: tuple[Task, ...]
     counts: Counts
