@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from planner.search.choices import Choices, Chosen, choices_of
 from planner.search.counts import UNTIL_MIXED, Counts
-from planner.search.effort import OVERTIME_S, Effort
+from planner.search.effort import Effort
 from planner.search.layings import layings_of
 from planner.search.linear import Corner, Floats
 from planner.search.patterns import Patterns
@@ -129,7 +129,8 @@ class Branches:
     @property
     def movable(self) -> bool:
         """Whether what is open says all that is known."""
-        return self._looked_apart and not any(branch.begun for _, _, branch in self.heap)
+        known = self._looked_apart or all(branch.box for _, _, branch in self.heap)
+        return known and not any(branch.begun for _, _, branch in self.heap)
 
     @property
     def bound(self) -> float:
@@ -209,8 +210,7 @@ class Branches:
         leaf = self._leaf(bound, counts.values[counts.layout.whole_at])
         if counts.wide and not (branch.tried and branch.tried.same(leaf)):
             # The paths that exclude it may exclude much else of the branch.
-            until = max(effort.deadline, time.perf_counter() + OVERTIME_S)
-            leaf.solve(replace(effort, deadline=until), whole=False)
+            leaf.solve(effort.longer, whole=False)
             self._go_on(bound, replace(again, tried=leaf))
             return target_s
         # Other whole numbers may have better choices: real variables only say that they are no better with parts of them.
@@ -266,9 +266,7 @@ class Branches:
             return False
         left = self._left_by_choices(patterns, costs, found.counts, effort)
         # What that took must not cost the layings that are known.
-        until = max(effort.deadline, min(effort.end, time.perf_counter() + OVERTIME_S))
-        effort = replace(effort, deadline=until)
-        return self._lay_out(patterns, list(found.counts[left]), np.maximum(found.seconds, bound)[left], effort)
+        return self._lay_out(patterns, list(found.counts[left]), np.maximum(found.seconds, bound)[left], effort.longer)
 
     def _left_by_choices(
         self, patterns: Patterns, costs: RankCosts, found: NDArray[np.int64], effort: Effort

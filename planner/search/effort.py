@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 AGREEMENT = 1e-4
 """The simulation and the longest known path agree to this part."""
@@ -25,6 +25,11 @@ class Effort:
     paths: int = 200
     gap: float = AGREEMENT
     end: float = -math.inf
+
+    @property
+    def longer(self) -> Effort:
+        """For what is lost where it is broken off: not past the end, but as long as whole numbers are sought at least."""
+        return replace(self, deadline=max(self.deadline, min(self.end, time.perf_counter() + OVERTIME_S)))
 
     def left_s(self, *, whole: bool) -> float:
         """Seconds that a solve which begins now may take."""
