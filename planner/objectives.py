@@ -27,6 +27,7 @@ from planner.search.least import Least, LeastMemory
 from planner.search.prices import Prices
 from planner.search.refusal import MemoryTooSmall, unplaceable
 from planner.search.solve import Fingerprints
+from planner.search.tensor_axes import apart_of
 from planner.trials import fewest_devices
 
 GIB = 2**30
@@ -224,7 +225,7 @@ def _least_step(
     prices = Prices(graph, roomy, request, candidates.kinds, known=known)
     least_s = min(prices.bound(candidate) for kind in candidates.nearest for candidate in kind.candidates)
     if least_s > limit_s:
-        least_s = min([least_s, *map(prices.bound_over, {prices.axis(kind.mesh) for kind in candidates.apart})])
+        least_s = min([least_s, *(prices.bound_over(apart.axes) for apart in apart_of(candidates.apart, prices))])
     return least_s, prices
 
 

@@ -19,9 +19,13 @@ def strides_apart(graph: ModelGraph, cluster: Cluster, tensor: int) -> tuple[int
     return tuple(found.values())[1:]
 
 
-def placed_over(graph: ModelGraph, cluster: Cluster, axis: TensorAxis) -> tuple[int, ...]:
-    """The strides that a tensor axis is placed for: all axes whose ranks are not nearest each other share their placements."""
+def placed_as_nearest(cluster: Cluster, axis: TensorAxis) -> bool:
+    """Whether a tensor axis has the placements of the nearest ranks: where it has their links, and where it has more ranks than
+    a node, so that the nearest cross nodes too."""
     tensor, stride = axis
-    if stride == 1 or span_of(cluster, *axis) == span_of(cluster, tensor, 1):
-        return (1,)
-    return strides_apart(graph, cluster, tensor)
+    return stride == 1 or tensor > cluster.devices_per_node or span_of(cluster, *axis) == span_of(cluster, tensor, 1)
+
+
+def placed_over(graph: ModelGraph, cluster: Cluster, axis: TensorAxis) -> tuple[int, ...]:
+    """The strides that a tensor axis is placed for: all other axes of a degree share their placements."""
+    return (1,) if placed_as_nearest(cluster, axis) else strides_apart(graph, cluster, axis[0])

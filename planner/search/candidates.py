@@ -148,9 +148,9 @@ def candidates_of(graph: ModelGraph, cluster: Cluster, request: Request) -> Cand
     """Everything that constraints, batch and schedules allow. Raises PinError where they leave nothing."""
     _check_patterns(graph, request.constraints)
     _check_schedules(graph, request.constraints)
+    meshes = [(_is_near(mesh, cluster), mesh) for mesh in meshes_of(graph, cluster, request.constraints)]
     kinds = [
-        (_is_near(mesh, cluster), kind) for mesh in meshes_of(graph, cluster, request.constraints)
-        for kind in _kinds(graph, cluster, request.constraints, request.batch, mesh)
+        (near, kind) for near, mesh in meshes for kind in _kinds(graph, cluster, request.constraints, request.batch, mesh)
     ]
     if not kinds:
         _refuse(graph, cluster, request)
@@ -207,17 +207,17 @@ def _every_kind(graph: ModelGraph, cluster: Cluster, request: Request) -> Iterat
 def _kinds(graph: ModelGraph, cluster: Cluster, constraints: Constraints, batch: int, mesh: Mesh) -> Iterator[Kind]:
     """The candidates of a mesh."""
     samples, left = divmod(batch, mesh.data)
-    groups = zero_groups(cluster, constraints, mesh)
-    if left or not any(groups):
+    if left or not any(groups := zero_groups(cluster, constraints, mesh)):
         return
     known: dict[ScheduleName, tuple[Groups, ...]] = {}
+    limits, schedules = constraints.on("virtual"), _schedules(graph, constraints, mesh)
     for micro in divisors(samples):
         if not constraints.admits("microbatch", micro):
             continue
-        for schedule in _schedules(graph, constraints, mesh, micro):
+        for schedule in _distinct(schedules, constraints, mesh, micro):
             most, accumulation = len(graph.blocks) // mesh.pipeline, samples // micro
             legal_ones = _legal_virtual(schedule, mesh.pipeline, accumulation, most)
-            virtuals = tuple(virtual for virtual in legal_ones if constraints.admits("virtual", virtual))
+            virtuals = tuple(virtual for virtual in legal_ones if all(limit.admits(virtual) for limit in limits))
             # Conditions alone leave the same to all virtual stages and micro-batches.
             for some in [(virtual,) for virtual in virtuals] if constraints.forbidden else [virtuals] if virtuals else []:
                 if schedule not in known or constraints.forbidden:
@@ -229,12 +229,15 @@ def _kinds(graph: ModelGraph, cluster: Cluster, constraints: Constraints, batch:
                     yield Kind(mesh, micro, accumulation, schedule, some, known[schedule])
 
 
-def _schedules(graph: ModelGraph, constraints: Constraints, mesh: Mesh, micro: int) -> list[ScheduleName]:
+def _schedules(graph: ModelGraph, constraints: Constraints, mesh: Mesh) -> list[ScheduleName]:
     schedules = [name for name in schedules_of(graph) if constraints.admits("schedule", name)]
+    return schedules if mesh.pipeline > 1 else sorted(name for name in schedules if name in ("1f1b", "gpipe"))
+
+
+def _distinct(schedules: list[ScheduleName], constraints: Constraints, mesh: Mesh, micro: int) -> list[ScheduleName]:
+    """One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same."""
     if mesh.pipeline > 1:
         return schedules
-    # One rank without a pipeline runs micro-batch after micro-batch: 1f1b says just that, and gpipe the same.
-    schedules = sorted(name for name in schedules if name in ("1f1b", "gpipe"))
     asked = constraints.speak_of("schedule", {**mesh.degrees, "axis_order": mesh.order, "microbatch": micro})
     return schedules if asked else schedules[:1]
 

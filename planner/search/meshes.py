@@ -35,11 +35,8 @@ def meshes_of(graph: ModelGraph, cluster: Cluster, constraints: Constraints) -> 
 
 
 def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple[AxisOrder, ...]:
-    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first. Unless
-    constraints speak of orders, more tensor ranks than a node has are nearest each other."""
+    """Those that are admitted; of several with the same links, and to which the same is forbidden, the first."""
     admitted = [order for order in AXIS_ORDERS if constraints.admits("axis_order", order)]
-    if mesh.tensor > cluster.devices_per_node and not constraints.speak_of("axis_order", mesh.degrees):
-        admitted = [order for order in admitted if order.endswith("tensor")]
     if len(admitted) < 2:
         return tuple(admitted)
     named = [each for combination in constraints.forbidden for each in combination.conditions if each.name == "axis_order"]

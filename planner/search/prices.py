@@ -21,7 +21,7 @@ from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import LeastCosts, least_costs
 from planner.costing.state_prices import ZERO_STAGES, StateCosts, StatePrices
-from planner.costing.strides import strides_apart
+from planner.costing.strides import placed_as_nearest, strides_apart
 from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
@@ -44,11 +44,13 @@ REFERENCE_STEP = 8
 _SENT = ("graph", "cluster", "request", "_known", "_axes", "_micros", "_usual", "_counts", "_placed")
 """What other processes are told of prices."""
 Placements = Mapping[str, BodyPlacement]
+Axes = tuple[int, tuple[int, ...]]
+"""Tensor axes of one degree: ranks, and how far apart they are."""
 StateKey = tuple[int, int, TensorAxis, Groups, bool, bool]
 """What decides the prices of parameters: (data, its stride, tensor axis, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
 Split = tuple[int, bool]
-"""A tensor degree, and whether its ranks are nearest each other."""
+"""A tensor degree, and whether its ranks are placed as nearest each other."""
 Unit = tuple[Split, int]
 """A split and a reference micro-batch."""
 
@@ -58,12 +60,6 @@ def _again(state: Mapping[str, Any]) -> Prices:
     vars(prices).update(state)
     prices._begin()
     return prices
-
-
-def split_of(axis: TensorAxis) -> Split:
-    """Of an axis as :meth:`Prices.axis` names it."""
-    tensor, stride = axis
-    return tensor, stride == 1
 
 
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
@@ -112,8 +108,8 @@ class Prices:
         self._of_states = StatePrices(self.graph, self.cluster, self.request.precision)
         self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
-        self._samples: dict[tuple[TensorAxis, tuple[str, ...]], dict[str, Sample]] = {}
-        self._huge: dict[TensorAxis, tuple[LeastCosts, ...]] = {}
+        self._samples: dict[tuple[Axes, tuple[str, ...]], dict[str, Sample]] = {}
+        self._huge: dict[Axes, tuple[LeastCosts, ...]] = {}
         self._sample_tables: dict[tuple[TensorAxis, tuple[str, ...], bool], dict[str, Table]] = {}
         self._state_tables: dict[tuple[StateKey, tuple[int, ...]], dict[str, Table]] = {}
         self._unbeaten: dict[tuple[StateKey, tuple[int, ...]], Candidate] = {}
@@ -133,14 +129,15 @@ class Prices:
         return self._costed[candidate.group]
 
     def _price(self, candidate: Candidate) -> CostedGraph | None:
-        axis, split = self.axis(candidate.mesh), self._split(candidate.mesh)
+        axis = self.axis(candidate.mesh)
+        split = self.split(axis)
         if not self.options(split):
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
         # Gradients of shared parameters wait for each other where no pipeline parts their blocks.
         beside = bool(self.graph.tied) and candidate.mesh.pipeline == 1
         key = (axis, candidate.micro, candidate.zero_group == 1, beside)
-        first = self._home(split)._first
+        first = self._home_of(axis)._first
         if key not in first:
             counted = self._placed_graph(split).measure(candidate.micro)
             # States are those of the candidate's own data axis.
@@ -161,8 +158,12 @@ class Prices:
             self._axes[axis] = next((other for other in alike if span_of(self.cluster, *other) == span), axis)
         return self._axes[axis]
 
+    def split(self, axis: TensorAxis) -> Split:
+        """Of an axis as :meth:`axis` names it."""
+        return axis[0], placed_as_nearest(self.cluster, axis)
+
     def _split(self, mesh: Mesh) -> Split:
-        return split_of(self.axis(mesh))
+        return self.split(self.axis(mesh))
 
     def _home(self, split: Split) -> Prices:
         """The prices that placements and blocks of a split are kept with: ``known``, where they are the same there."""
@@ -177,6 +178,11 @@ class Prices:
         if span_of(known.cluster, tensor, 1) != span_of(self.cluster, tensor, 1):
             return self
         return known._home(split) if nearest or known.cluster.levels == self.cluster.levels else self
+
+    def _home_of(self, axis: TensorAxis) -> Prices:
+        """The prices that what blocks cost over an axis is kept with."""
+        home = self._home(self.split(axis))
+        return home if axis[1] == 1 or home.cluster.levels == self.cluster.levels else self
 
     def _references(self, split: Split) -> tuple[int, ...]:
         """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave; the
@@ -290,17 +296,20 @@ class Prices:
             self._least[key] = self._least_blocks(candidate, allowed, together)
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
-    def bound_over(self, axis: TensorAxis) -> float:
-        """The same of all candidates over a tensor axis: every rank has a mean share of the work of all samples."""
-        if not self.options(split_of(axis)):
+    def bound_over(self, axes: Axes) -> float:
+        """The same of all candidates over tensor axes that are placed alike: every rank has a mean share of the work of all
+        samples."""
+        tensor, (stride, *_) = axes
+        if not self.options(self.split((tensor, stride))):
             return float("inf")
-        samples = self._least_samples(axis, RECOMPUTE_LEVELS)
+        samples = self._least_samples(axes, RECOMPUTE_LEVELS)
         sample_s = sum(count * samples[name].work_s for name, count in self._counts.items())
-        return sample_s * self.request.batch * axis[0] / self.cluster.devices
+        return sample_s * self.request.batch * tensor / self.cluster.devices
 
     def _least_blocks(self, candidate: Candidate, allowed: Allowed, together: bool) -> list[Least]:
         """``allowed``: to the first of its ZeRO groups; ``together``: gradients are there beside live micro-batches."""
-        samples = self._least_samples(self.axis(candidate.mesh), allowed.recompute)
+        tensor, stride = self.axis(candidate.mesh)
+        samples = self._least_samples((tensor, (stride,)), allowed.recompute)
         held, blocks = self._least_states(candidate, allowed.zero, together), []
         for name, count in self._counts.items():
             sample, state = samples[name], held[name]
@@ -322,25 +331,26 @@ class Prices:
             }
         return self._least_held[key]
 
-    def _least_samples(self, axis: TensorAxis, levels: tuple[str, ...]) -> dict[str, Sample]:
-        home = self._home(split_of(axis))
-        if (axis, levels) not in home._samples:
-            huge = home._huge_of(axis)
-            home._samples[axis, levels] = {name: Sample.of(name, huge, levels) for name in self._counts}
-        return home._samples[axis, levels]
+    def _least_samples(self, axes: Axes, levels: tuple[str, ...]) -> dict[str, Sample]:
+        tensor, strides = axes
+        home = self._home_of((tensor, strides[-1]))
+        if (axes, levels) not in home._samples:
+            huge = home._huge_of(axes)
+            home._samples[axes, levels] = {name: Sample.of(name, huge, levels) for name in self._counts}
+        return home._samples[axes, levels]
 
-    def _huge_of(self, axis: TensorAxis) -> tuple[LeastCosts, ...]:
-        """What blocks cost in a huge micro-batch, of an axis that has its home here."""
-        if axis not in self._huge:
-            tensor, stride = axis
-            pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, (stride,))
-            self._huge[axis] = least_costs(self._placed_graph(split_of(axis)), pricing)
-        return self._huge[axis]
+    def _huge_of(self, axes: Axes) -> tuple[LeastCosts, ...]:
+        """What blocks cost in a huge micro-batch, of axes that have their home here; of several the quickest counts."""
+        if axes not in self._huge:
+            tensor, strides = axes
+            pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, strides)
+            self._huge[axes] = least_costs(self._placed_graph(self.split((tensor, strides[0]))), pricing)
+        return self._huge[axes]
 
     def rough(self, candidate: Candidate) -> Stream | None:
         """What flows over its stages at least, without the candidate's own prices; None where it cannot be placed."""
         axis = self.axis(candidate.mesh)
-        if not self.options(split_of(axis)):
+        if not self.options(self.split(axis)):
             return None
         allowed = self._allowed_to(candidate)
         samples = self._sample_tables_of(axis, allowed.recompute, allowed.split)
@@ -348,9 +358,9 @@ class Prices:
 
     def _sample_tables_of(self, axis: TensorAxis, levels: tuple[str, ...], split: bool) -> dict[str, Table]:
         """By body."""
-        home, key = self._home(split_of(axis)), (axis, levels, split)
+        home, key, (tensor, stride) = self._home_of(axis), (axis, levels, split), axis
         if key not in home._sample_tables:
-            huge = home._huge_of(axis)
+            huge = home._huge_of((tensor, (stride,)))
             home._sample_tables[key] = {name: sample_table(name, huge, levels, split) for name in self._counts}
         return home._sample_tables[key]
 

@@ -399,6 +399,10 @@ def _refine(state: _State, scope: Scope, climb: Climb, deadline: float, until_an
             _nearer(node, state, scope, deadline)
         elif isinstance(node, Apart):
             assert isinstance(scope.prices, Prices)
+            if len(node.kinds) > 1:
+                for part in node.parts(scope.prices):
+                    state.push(part)
+                continue
             bounds = node.bounds(scope.prices)
             state.add(bounds)
             climb.add(bounds)

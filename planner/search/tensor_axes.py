@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner.ir.plan import TensorAxis
 from planner.search.candidates import Candidate, Candidates, Groups, Kind
-from planner.search.prices import Placements, Prices, Unit, split_of
+from planner.search.prices import Axes, Placements, Prices, Unit
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,58 @@ class Bounded:
 @dataclass(frozen=True)
 class KnownAxis:
     """What is known of a tensor axis. ``placed``: by unit; ``bounds``: of each of its kinds, in their order; ``apart``: other
-    axes of as many ranks that are not nearest each other, which are placed too, each with one bound."""
+    axes of as many ranks that are not nearest each other, which are placed too, with bounds."""
 
     axis: TensorAxis
     placed: Mapping[Unit, tuple[Placements, ...]]
     bounds: tuple[Bounded, ...]
-    apart: Mapping[TensorAxis, float]
+    apart: Mapping[Axes, float]
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Candidates over a tensor axis whose ranks are not nearest each other, with a ``bound`` of their step."""
+    """Candidates over tensor axes of one degree whose ranks are not nearest each other, by how far apart they are, with a
+    ``bound`` of their step."""
 
-    kinds: tuple[Kind, ...]
+    tensor: int
+    kinds: Mapping[int, tuple[Kind, ...]]
     bound: float
 
+    @property
+    def axes(self) -> Axes:
+        """Theirs."""
+        return self.tensor, tuple(self.kinds)
+
+    def among(self, fitting: Collection[Hashable]) -> Apart:
+        """Those that take as much memory as one of others."""
+        less = {stride: tuple(kind for kind in kinds if _memory_of(kind) in fitting) for stride, kinds in self.kinds.items()}
+        return replace(self, kinds={stride: kinds for stride, kinds in less.items() if kinds})
+
+    def parts(self, prices: Prices) -> list[Apart]:
+        """Each axis by itself."""
+        of_each = {stride: prices.bound_over((self.tensor, (stride,))) for stride in self.kinds}
+        return [Apart(self.tensor, {stride: self.kinds[stride]}, max(self.bound, bound)) for stride, bound in of_each.items()]
+
     def bounds(self, prices: Prices) -> dict[Candidate, float]:
-        """Of each of them, less the ZeRO groups that another beats."""
-        found = (pair for kind in self.kinds for pair in Bounded.of(kind, prices).candidates(kind))
+        """Of each candidate, less the ZeRO groups that another beats."""
+        every = (kind for kinds in self.kinds.values() for kind in kinds)
+        found = (pair for kind in every for pair in Bounded.of(kind, prices).candidates(kind))
         return {candidate: max(self.bound, bound) for candidate, bound in found}
+
+
+def _memory_of(kind: Kind) -> Hashable:
+    """What decides the memory of a kind's plans, beside the placements."""
+    return kind.mesh.pipeline, kind.mesh.data, kind.micro, kind.schedule
+
+
+def apart_of(kinds: Iterable[Kind], prices: Prices) -> list[Apart]:
+    """Axes of as many ranks as a node has at most by themselves, wider ones of each degree together; with no bound yet."""
+    found: dict[Axes, dict[int, list[Kind]]] = {}
+    for kind in kinds:
+        tensor, stride = prices.axis(kind.mesh)
+        together = (tensor, () if tensor > prices.cluster.devices_per_node else (stride,))
+        found.setdefault(together, {}).setdefault(stride, []).append(kind)
+    return [Apart(tensor, {stride: tuple(some) for stride, some in of.items()}, 0.0) for (tensor, _), of in found.items()]
 
 
 class TensorAxes:
@@ -68,9 +102,7 @@ class TensorAxes:
         self._of: dict[TensorAxis, list[Kind]] = {}
         for kind in self.kinds:
             self._of.setdefault(prices.axis(kind.mesh), []).append(kind)
-        self._apart: dict[TensorAxis, list[Kind]] = {}
-        for kind in candidates.apart:
-            self._apart.setdefault(prices.axis(kind.mesh), []).append(kind)
+        self._apart = apart_of(candidates.apart, prices)
         self._known: dict[TensorAxis, KnownAxis] = {}
 
     @property
@@ -82,16 +114,29 @@ class TensorAxes:
         """Place and bound one, and those of as many ranks that are apart."""
         tensor, stride = axis
         bounds = tuple(Bounded.of(kind, self.prices) for kind in self._of[axis])
-        apart = {other: self.prices.bound_over(other) for other in self._apart if other[0] == tensor and stride == 1}
-        splits = {split_of(axis), *map(split_of, apart)}
+        others = [apart.axes for apart in self._apart if apart.tensor == tensor and stride == 1]
+        apart = {axes: self.prices.bound_over(axes) for axes in others}
+        splits = {self.prices.split((tensor, each)) for each in (stride, *(strides[0] for _, strides in others))}
         placed = {unit: self.prices.placed(unit) for split in splits for unit in self.prices.units(split)}
         self._known[axis] = KnownAxis(axis, placed, bounds, apart)
         return self._known[axis]
 
     def apart(self) -> Iterator[Apart]:
         """The others, as nodes of a search. Every axis of :attr:`each` must be known."""
-        for axis, kinds in self._apart.items():
-            yield Apart(tuple(kinds), self._known[axis[0], 1].apart[axis])
+        for apart in self._apart:
+            nearest = self._known[apart.tensor, 1]
+            bounded = replace(apart, bound=nearest.apart[apart.axes])
+            yield bounded.among(self._fitting(nearest)) if self._like_nearest(apart) else bounded
+
+    def _like_nearest(self, apart: Apart) -> bool:
+        """Whether wherever its ranks are their plans take the memory of the nearest: placed alike, with the same choices."""
+        axes = ((apart.tensor, stride) for stride in (1, next(iter(apart.kinds))))
+        return len({*map(self.prices.split, axes)}) == 1 and not self.prices.request.constraints.forbidden
+
+    def _fitting(self, known: KnownAxis) -> set[Hashable]:
+        """What takes the memory of a kind that may fit."""
+        pairs = zip(self._of[known.axis], known.bounds, strict=True)
+        return {_memory_of(kind) for kind, bounded in pairs if any(map(math.isfinite, bounded.bounds))}
 
     def learn(self, known: KnownAxis) -> None:
         """What was found elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,9 +19,10 @@ from planner.evaluate.tied import tied_sum_seconds
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
 from planner.plan_file import dump, load, placed_for
 from planner.search import Request, parse_pins, search
-from planner.search.candidates import candidates_of, enumerate_candidates
+from planner.search.candidates import Kind, candidates_of, enumerate_candidates
 from planner.search.meshes import meshes_of
 from planner.search.prices import Prices
+from planner.search.tensor_axes import Bounded, TensorAxes
 from planner.trace import load_model, trace_model
 from tests.search.made import Always, make_cluster, make_costed, make_graph
 
@@ -116,7 +118,7 @@ def clusters() -> list[Cluster]:
 
 @pytest.mark.parametrize("cluster", clusters(), ids=lambda cluster: "x".join(str(level.size) for level in cluster.levels))
 def test_an_order_that_is_no_candidate_has_the_links_of_one(cluster: Cluster) -> None:
-    """To the byte and at every size; unless it is named among those that are not looked at (docs/search.md)."""
+    """To the byte and at every size."""
     graph, apart = make_graph("e" + "a" * 14 + "h"), 0
     every = dict[tuple[int, int, int], list[Mesh]]()
     for mesh in meshes_of(graph, cluster, Constraints()):
@@ -125,9 +127,7 @@ def test_an_order_that_is_no_candidate_has_the_links_of_one(cluster: Cluster) ->
     for (pipeline, data, tensor), kept in every.items():
         for order in AXIS_ORDERS:
             mesh = Mesh(pipeline=pipeline, data=data, tensor=tensor, order=order)
-            if tensor > cluster.devices_per_node and not order.endswith("tensor"):
-                assert mesh not in kept
-            elif mesh not in kept:
+            if mesh not in kept:
                 assert any(_seconds(other, cluster) == _seconds(mesh, cluster) for other in kept), mesh
     assert apart > 10
 
@@ -158,20 +158,43 @@ def test_ranks_are_placed_for_links_that_they_may_have(cluster: Cluster) -> None
 
 
 def test_tensor_ranks_may_be_apart() -> None:
-    """Where that changes a link, here in nodes of two; more of them than a node has only where a constraint asks."""
+    """Where that changes a link, here in nodes of two; also more of them than a node has."""
     graph, cluster, request = make_graph("eaaaaaah"), two_nodes(10**6), Request(16, 4, "fp32")
     found = candidates_of(graph, cluster, request)
     assert {kind.mesh for kind in found.apart} == {
         Mesh(data=2, tensor=2, order="pipeline-tensor-data"), Mesh(pipeline=2, tensor=2, order="tensor-pipeline-data"),
     }
     assert not {kind.mesh for kind in found.nearest} & {kind.mesh for kind in found.apart}
-    wide = resolve_cluster("dgx-h100:4")
-    for pins, tensor in (((), 8), ((f"axis_order in [{','.join(AXIS_ORDERS)}]",), 16)):
-        asked = replace(request, batch=64, constraints=parse_constraints(pins))
-        assert max(kind.mesh.tensor for kind in candidates_of(graph, wide, asked).apart) == tensor
+    wide = candidates_of(graph, resolve_cluster("dgx-h100:4"), replace(request, batch=64))
+    assert {kind.mesh.tensor for kind in wide.apart} == {2, 4, 8, 16}
     for pin in ("axis_order=tensor-data-pipeline", "axis_order!=pipeline-data-tensor"):
         pinned = candidates_of(graph, cluster, replace(request, constraints=parse_constraints([pin])))
         assert pinned.kinds and all(parse_constraints([pin]).admits("axis_order", kind.mesh.order) for kind in pinned.kinds)
+
+
+@pytest.mark.parametrize("memory", [2 * 10**6, 10**9])
+def test_wide_tensor_axes_are_bounded_together(memory: int) -> None:
+    """Of each degree first, then each axis, then its candidates; those that are left out before fit nowhere."""
+    model = load_model("examples/gpt.py:gpt", {"layers": 4, "hidden": 256, "heads": 16}, 16)
+    graph = trace_model(model, sequence=16, dtype="bfloat16")
+    base, request = resolve_cluster("dgx-h100:8"), Request(64, 16, "bf16")
+    cluster = replace(base, chip=replace(base.chip, memory_bytes=base.chip.reserve_bytes + memory))
+    candidates = candidates_of(graph, cluster, request)
+    prices = Prices(graph, cluster, request, candidates.kinds)
+    axes = TensorAxes(prices, candidates)
+    for axis in axes.each:
+        axes.find(axis)
+    left, together = set[Kind](), 0
+    for node in axes.apart():
+        left.update(*node.kinds.values())
+        together += len(node.kinds) > 1
+        for part in node.parts(prices):
+            assert len(part.kinds) == 1 and node.bound <= part.bound == max(node.bound, prices.bound_over(part.axes))
+            raw = [bound for kinds in part.kinds.values() for kind in kinds for bound in Bounded.of(kind, prices).bounds]
+            assert min(raw) >= part.bound * (1 - 1e-12) and len(raw) == len(part.bounds(prices))
+    out = [kind for kind in candidates.apart if kind not in left]
+    assert together and bool(out) == (memory < 10**9)
+    assert all(bound == math.inf for kind in out for bound in Bounded.of(kind, prices).bounds)
 
 
 @pytest.mark.slow
@@ -193,7 +216,8 @@ def test_a_plan_whose_tensor_ranks_are_apart_is_found() -> None:
         result = search(graph, cluster, request)
         steps[order] = result.prediction.step_s
         prices = Prices(graph, cluster, request, candidates_of(graph, cluster, request).kinds)
-        assert prices.bound_over(result.plan.mesh.tensor_axis) < steps[order]
+        tensor, stride = result.plan.mesh.tensor_axis
+        assert prices.bound_over((tensor, (stride,))) < steps[order]
     assert free.prediction.step_s <= min(steps.values()) / 0.999 and max(steps.values()) > 1.05 * min(steps.values())
 
 
