@@ -23,7 +23,6 @@ from hardware_profiles.yaml_text import parse_mapping
 from planner.consistency import check_consistency
 from planner.constraints_text import parse_texts
 from planner.costing import Pricing
-from planner.costing.strides import placed_over
 from planner.fields import MOST, Count, Number, Record, of_kinds
 from planner.ir.body import Body
 from planner.ir.costed import RECOMPUTE_LEVELS
@@ -376,7 +375,7 @@ def _placements(file: _File, where: str, graph: ModelGraph, cluster: Cluster, me
     if set(file.placements) != set(names):
         wrong = ", ".join(sorted(set(file.placements) ^ set(names)))
         raise PlanFileError(f"{where}: placements", f"{wrong} is missing or unknown", f"one for each of {', '.join(names)}")
-    pricing = Pricing(cluster, mesh.tensor, file.placed_for, placed_over(graph, cluster, mesh.tensor_axis))
+    pricing = Pricing(cluster, mesh.tensor, file.placed_for)
     result = {}
     for body in graph.bodies:
         part, field = file.placements[body.name], f"{where}: placements.{body.name}"
@@ -393,8 +392,8 @@ def placed_for(plan: Plan, graph: ModelGraph, cluster: Cluster) -> int:
     """Samples of a call for which the plan's placements are the cheapest between their boundaries and parameters: the
     search places for a few small calls and prices the result for all. The plan's own micro-batch where none is found."""
     sizes = (plan.batch.micro, *(size for size in SMALL_CALLS if size != plan.batch.micro))
-    tensor, strides = plan.mesh.tensor, placed_over(graph, cluster, plan.mesh.tensor_axis)
-    return next((size for size in sizes if _places(plan, graph, Pricing(cluster, tensor, size, strides))), sizes[0])
+    pricings = (Pricing(cluster, plan.mesh.tensor, size) for size in sizes)
+    return next((pricing.microbatch for pricing in pricings if _places(plan, graph, pricing)), sizes[0])
 
 
 def _places(plan: Plan, graph: ModelGraph, pricing: Pricing) -> bool:

@@ -1,7 +1,7 @@
 """What candidates cost, found out as late and as seldom as possible.
 
-Placements are solved at two reference micro-batches of each tensor degree, for ranks that are nearest each other and for ranks
-that are not, and priced at all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis,
+Placements are solved at two reference micro-batches of each tensor degree, for ranks that are nearest each other, and priced at
+all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis,
 micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on whether there are a pipeline and several
 micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` and :meth:`Prices.rough` say what they take at least
 (:mod:`~planner.search.samples`).
@@ -21,7 +21,6 @@ from hardware_profiles import Cluster
 from planner.costing import PlacedGraph, Pricing, as_run, price_graph
 from planner.costing.graphs import LeastCosts, least_costs
 from planner.costing.state_prices import ZERO_STAGES, StateCosts, StatePrices
-from planner.costing.strides import placed_as_nearest, strides_apart
 from planner.ir.costed import RECOMPUTE_LEVELS, CostedGraph
 from planner.ir.graph import ModelGraph
 from planner.ir.placement import BodyPlacement
@@ -49,10 +48,8 @@ Axes = tuple[int, tuple[int, ...]]
 StateKey = tuple[int, int, TensorAxis, Groups, bool, bool]
 """What decides the prices of parameters: (data, its stride, tensor axis, ZeRO groups, whether there is a pipeline, and several
 micro-batches)."""
-Split = tuple[int, bool]
-"""A tensor degree, and whether its ranks are placed as nearest each other."""
-Unit = tuple[Split, int]
-"""A split and a reference micro-batch."""
+Unit = tuple[int, int]
+"""A tensor degree and a reference micro-batch."""
 
 
 def _again(state: Mapping[str, Any]) -> Prices:
@@ -63,11 +60,9 @@ def _again(state: Mapping[str, Any]) -> Prices:
 
 
 def placements_of(graph: ModelGraph, cluster: Cluster, unit: Unit, rules: Rules = strategy_table) -> tuple[Placements, ...]:
-    """The placements of a graph that are best at one micro-batch; of all tensor axes whose ranks are farther apart, over the
-    links that are quickest."""
-    (tensor, nearest), micro = unit
-    strides = (1,) if nearest else strides_apart(graph, cluster, tensor)
-    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro, strides), rules=rules)
+    """The placements of a graph that are best at one micro-batch."""
+    tensor, micro = unit
+    options = place_graph(graph, tensor, Pricing(cluster, tensor, micro), rules=rules)
     return tuple(option.placements for option in options)
 
 
@@ -90,10 +85,10 @@ class Prices:
         *, known: Prices | None = None,
     ) -> None:
         self.graph, self.cluster, self.request, self._known = as_run(graph, cluster.chip), cluster, request, known
-        micros: dict[Split, set[int]] = defaultdict(set)
+        micros: dict[int, set[int]] = defaultdict(set)
         self._axes: dict[TensorAxis, TensorAxis] = {}
         for each in candidates:
-            micros[self._split(each.mesh)].add(each.micro)
+            micros[each.mesh.tensor].add(each.micro)
         self._micros = micros
         self._usual = _usual_micros(graph, cluster, request)
         self._counts = Counter(block.body for block in graph.blocks)
@@ -103,8 +98,8 @@ class Prices:
     def _begin(self) -> None:
         """Nothing is known but placements."""
         self._rules = remembered(strategy_table)
-        self._options: dict[Split, tuple[Placements, ...]] = {}
-        self._graphs: dict[Split, PlacedGraph] = {}
+        self._options: dict[int, tuple[Placements, ...]] = {}
+        self._graphs: dict[int, PlacedGraph] = {}
         self._of_states = StatePrices(self.graph, self.cluster, self.request.precision)
         self._first: dict[tuple[TensorAxis, int, bool, bool], CostedGraph] = {}
         self._states: dict[StateKey, tuple[StateCosts, ...]] = {}
@@ -130,8 +125,7 @@ class Prices:
 
     def _price(self, candidate: Candidate) -> CostedGraph | None:
         axis = self.axis(candidate.mesh)
-        split = self.split(axis)
-        if not self.options(split):
+        if not self.options(axis[0]):
             return None
         # What a reduction adds to a block's gradients is larger where a rank keeps all of them (:func:`reduction_copies`).
         # Gradients of shared parameters wait for each other where no pipeline parts their blocks.
@@ -139,7 +133,7 @@ class Prices:
         key = (axis, candidate.micro, candidate.zero_group == 1, beside)
         first = self._home_of(axis)._first
         if key not in first:
-            counted = self._placed_graph(split).measure(candidate.micro)
+            counted = self._placed_graph(axis[0]).measure(candidate.micro)
             # States are those of the candidate's own data axis.
             first[key] = price_graph(
                 counted, self.cluster, mesh=candidate.mesh, precision=self.request.precision, zero_group=candidate.zero_group,
@@ -158,63 +152,52 @@ class Prices:
             self._axes[axis] = next((other for other in alike if span_of(self.cluster, *other) == span), axis)
         return self._axes[axis]
 
-    def split(self, axis: TensorAxis) -> Split:
-        """Of an axis as :meth:`axis` names it."""
-        return axis[0], placed_as_nearest(self.cluster, axis)
-
-    def _split(self, mesh: Mesh) -> Split:
-        return self.split(self.axis(mesh))
-
-    def _home(self, split: Split) -> Prices:
-        """The prices that placements and blocks of a split are kept with: ``known``, where they are the same there."""
+    def _home(self, tensor: int) -> Prices:
+        """The prices that placements of a tensor degree are kept with: ``known``, where they are the same there."""
         known = self._known
         if known is None or known.graph is not self.graph or known.request.precision != self.request.precision:
             return self
         if replace(known.cluster.chip, memory_bytes=self.cluster.chip.memory_bytes) != self.cluster.chip:
             return self
-        tensor, nearest = split
-        if split not in known._micros or known._references(split) != self._references(split):
+        if tensor not in known._micros or known._references(tensor) != self._references(tensor):
             return self
-        if span_of(known.cluster, tensor, 1) != span_of(self.cluster, tensor, 1):
-            return self
-        return known._home(split) if nearest or known.cluster.levels == self.cluster.levels else self
+        return known._home(tensor) if span_of(known.cluster, tensor, 1) == span_of(self.cluster, tensor, 1) else self
 
     def _home_of(self, axis: TensorAxis) -> Prices:
         """The prices that what blocks cost over an axis is kept with."""
-        home = self._home(self.split(axis))
+        home = self._home(axis[0])
         return home if axis[1] == 1 or home.cluster.levels == self.cluster.levels else self
 
-    def _references(self, split: Split) -> tuple[int, ...]:
-        """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave; the
-        largest of these where tensor ranks are not nearest each other, which seldom pays."""
+    def _references(self, tensor: int) -> tuple[int, ...]:
+        """The micro-batches that placements are solved at: those of the whole space, and those of what constraints leave."""
         found = set[int]()
-        for micros in (self._usual.get(split[0], set()), self._micros[split]):
+        for micros in (self._usual.get(tensor, set()), self._micros[tensor]):
             smallest = min(micros, default=0)
             found.update({smallest, max(micro for micro in micros if micro <= REFERENCE_STEP * smallest)} if micros else ())
-        return tuple(sorted(found)) if split[1] else tuple(sorted(found))[-1:]
+        return tuple(sorted(found))
 
-    def options(self, split: Split) -> tuple[Placements, ...]:
-        """The distinct placements of a split."""
-        home = self._home(split)
+    def options(self, tensor: int) -> tuple[Placements, ...]:
+        """The distinct placements of a tensor degree."""
+        home = self._home(tensor)
         if home is not self:
-            return home.options(split)
-        if split not in self._options:
+            return home.options(tensor)
+        if tensor not in self._options:
             found: list[Placements] = []
-            for micro in self._references(split):
-                found += [placements for placements in self.placed((split, micro)) if placements not in found]
-            self._options[split] = tuple(found)
-        return self._options[split]
+            for micro in self._references(tensor):
+                found += [placements for placements in self.placed((tensor, micro)) if placements not in found]
+            self._options[tensor] = tuple(found)
+        return self._options[tensor]
 
-    def _placed_graph(self, split: Split) -> PlacedGraph:
+    def _placed_graph(self, tensor: int) -> PlacedGraph:
         """The graph under those, where it is measured at every micro-batch."""
-        home = self._home(split)
-        if split not in home._graphs:
-            home._graphs[split] = PlacedGraph(self.graph, split[0], home.options(split))
-        return home._graphs[split]
+        home = self._home(tensor)
+        if tensor not in home._graphs:
+            home._graphs[tensor] = PlacedGraph(self.graph, tensor, home.options(tensor))
+        return home._graphs[tensor]
 
-    def units(self, split: Split) -> list[Unit]:
+    def units(self, tensor: int) -> list[Unit]:
         """What is placed, as far as that takes time."""
-        return [(split, micro) for micro in self._references(split)] if split[0] > 1 and self._home(split) is self else []
+        return [(tensor, micro) for micro in self._references(tensor)] if tensor > 1 and self._home(tensor) is self else []
 
     def placed(self, unit: Unit) -> tuple[Placements, ...]:
         """The placements that are best at one micro-batch."""
@@ -232,24 +215,24 @@ class Prices:
 
     def states(self, candidate: Candidate) -> tuple[StateCosts, ...]:
         """What parameters cost under every option, in one ZeRO group."""
-        states, key = self._states_beside(self._split(candidate.mesh)), self._state_key(candidate)
+        states, key = self._states_beside(candidate.mesh.tensor), self._state_key(candidate)
         if key not in states:
             (states[key],) = self._states_of(candidate, ONCE if candidate.once_groups else ZERO_STAGES)
         return states[key]
 
-    def _states_beside(self, split: Split) -> dict[StateKey, tuple[StateCosts, ...]]:
+    def _states_beside(self, tensor: int) -> dict[StateKey, tuple[StateCosts, ...]]:
         """Where what parameters cost beside tensor ranks is kept."""
-        home = self._home(split)
+        home = self._home(tensor)
         return home._states if home.cluster.levels == self.cluster.levels else self._states
 
     def _states_of(self, candidate: Candidate, stages: Sequence[int]) -> list[tuple[StateCosts, ...]]:
         """In each ZeRO group of a candidate."""
-        options = self.options(self._split(candidate.mesh))
+        options = self.options(candidate.mesh.tensor)
         return self._of_states.by_group(options, candidate.mesh, candidate.groups, candidate.accumulation, stages)
 
     def without_beaten(self, candidate: Candidate) -> Candidate:
         """Less the ZeRO groups that a larger one beats."""
-        if len(candidate.groups) == 1 or not self.options(self._split(candidate.mesh)):
+        if len(candidate.groups) == 1 or not self.options(candidate.mesh.tensor):
             return candidate
         stages = self._allowed_to(candidate).zero
         key = self._state_key(candidate), stages
@@ -271,7 +254,7 @@ class Prices:
 
     def _price_groups(self, candidate: Candidate) -> None:
         """What parameters cost in each of its groups; where every rank has all of them, the same in all."""
-        known, copies = self._states_beside(self._split(candidate.mesh)), self.states(candidate.first)
+        known, copies = self._states_beside(candidate.mesh.tensor), self.states(candidate.first)
         alone = [each for each in candidate.each if self._state_key(each) not in known]
         for stages in (ONCE, ZERO_STAGES):
             some = [each for each in alone if (stages is ONCE) == bool(each.once_groups)]
@@ -286,7 +269,7 @@ class Prices:
 
     def bound(self, candidate: Candidate) -> float:
         """A lower bound of the step without the candidate's own prices; infinite where it cannot fit or be placed."""
-        if not self.options(self._split(candidate.mesh)):
+        if not self.options(candidate.mesh.tensor):
             return float("inf")
         allowed = self._allowed_to(candidate)
         together = both_at_once(candidate.mesh.pipeline, candidate.virtual, candidate.accumulation)
@@ -297,10 +280,9 @@ class Prices:
         return closed_form(self._least[key], 0.0, shape_of(candidate, self.cluster))
 
     def bound_over(self, axes: Axes) -> float:
-        """The same of all candidates over tensor axes that are placed alike: every rank has a mean share of the work of all
-        samples."""
-        tensor, (stride, *_) = axes
-        if not self.options(self.split((tensor, stride))):
+        """The same of all candidates over tensor axes: every rank has a mean share of the work of all samples."""
+        tensor, _ = axes
+        if not self.options(tensor):
             return float("inf")
         samples = self._least_samples(axes, RECOMPUTE_LEVELS)
         sample_s = sum(count * samples[name].work_s for name, count in self._counts.items())
@@ -344,13 +326,13 @@ class Prices:
         if axes not in self._huge:
             tensor, strides = axes
             pricing = Pricing(self.cluster, tensor, HUGE_MICROBATCH, strides)
-            self._huge[axes] = least_costs(self._placed_graph(self.split((tensor, strides[0]))), pricing)
+            self._huge[axes] = least_costs(self._placed_graph(tensor), pricing)
         return self._huge[axes]
 
     def rough(self, candidate: Candidate) -> Stream | None:
         """What flows over its stages at least, without the candidate's own prices; None where it cannot be placed."""
         axis = self.axis(candidate.mesh)
-        if not self.options(self.split(axis)):
+        if not self.options(axis[0]):
             return None
         allowed = self._allowed_to(candidate)
         samples = self._sample_tables_of(axis, allowed.recompute, allowed.split)

@@ -38,13 +38,13 @@ class Bounded:
 
 @dataclass(frozen=True)
 class KnownAxis:
-    """What is known of a tensor axis. ``placed``: by unit; ``bounds``: of each of its kinds, in their order; ``apart``: other
-    axes of as many ranks that are not nearest each other, which are placed too, with bounds."""
+    """What is known of a tensor axis. ``placed``: by unit; ``bounds``: of each of its kinds, in their order; ``apart_s``: of
+    all other axes of as many ranks, which are not nearest each other."""
 
     axis: TensorAxis
     placed: Mapping[Unit, tuple[Placements, ...]]
     bounds: tuple[Bounded, ...]
-    apart: Mapping[Axes, float]
+    apart_s: float
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Apart:
 
     tensor: int
     kinds: Mapping[int, tuple[Kind, ...]]
-    bound: float
+    bound: float = 0.0
 
     @property
     def axes(self) -> Axes:
         """Theirs."""
         return self.tensor, tuple(self.kinds)
 
-    def among(self, fitting: Collection[Hashable]) -> Apart:
-        """Those that take as much memory as one of others."""
-        less = {stride: tuple(kind for kind in kinds if _memory_of(kind) in fitting) for stride, kinds in self.kinds.items()}
+    def beside(self, others: Collection[Hashable]) -> Apart:
+        """Less those that take the memory of others."""
+        less = {stride: tuple(kind for kind in kinds if _memory_of(kind) not in others) for stride, kinds in self.kinds.items()}
         return replace(self, kinds={stride: kinds for stride, kinds in less.items() if kinds})
 
     def parts(self, prices: Prices) -> list[Apart]:
@@ -79,18 +79,17 @@ class Apart:
 
 
 def _memory_of(kind: Kind) -> Hashable:
-    """What decides the memory of a kind's plans, beside the placements."""
+    """What decides the memory of a kind's plans beside the tensor degree: wherever ranks are, they are placed alike."""
     return kind.mesh.pipeline, kind.mesh.data, kind.micro, kind.schedule
 
 
 def apart_of(kinds: Iterable[Kind], prices: Prices) -> list[Apart]:
-    """Axes of as many ranks as a node has at most by themselves, wider ones of each degree together; with no bound yet."""
-    found: dict[Axes, dict[int, list[Kind]]] = {}
+    """Of each degree those whose tensor ranks are not nearest each other; with no bound yet."""
+    found: dict[int, dict[int, list[Kind]]] = {}
     for kind in kinds:
         tensor, stride = prices.axis(kind.mesh)
-        together = (tensor, () if tensor > prices.cluster.devices_per_node else (stride,))
-        found.setdefault(together, {}).setdefault(stride, []).append(kind)
-    return [Apart(tensor, {stride: tuple(some) for stride, some in of.items()}, 0.0) for (tensor, _), of in found.items()]
+        found.setdefault(tensor, {}).setdefault(stride, []).append(kind)
+    return [Apart(tensor, {stride: tuple(some) for stride, some in of.items()}) for tensor, of in found.items()]
 
 
 class TensorAxes:
@@ -102,7 +101,7 @@ class TensorAxes:
         self._of: dict[TensorAxis, list[Kind]] = {}
         for kind in self.kinds:
             self._of.setdefault(prices.axis(kind.mesh), []).append(kind)
-        self._apart = apart_of(candidates.apart, prices)
+        self._apart = {apart.tensor: apart for apart in apart_of(candidates.apart, prices)}
         self._known: dict[TensorAxis, KnownAxis] = {}
 
     @property
@@ -111,32 +110,27 @@ class TensorAxes:
         return sorted(self._of)
 
     def find(self, axis: TensorAxis) -> KnownAxis:
-        """Place and bound one, and those of as many ranks that are apart."""
+        """Place and bound one, and bound those of as many ranks that are apart."""
         tensor, stride = axis
         bounds = tuple(Bounded.of(kind, self.prices) for kind in self._of[axis])
-        others = [apart.axes for apart in self._apart if apart.tensor == tensor and stride == 1]
-        apart = {axes: self.prices.bound_over(axes) for axes in others}
-        splits = {self.prices.split((tensor, each)) for each in (stride, *(strides[0] for _, strides in others))}
-        placed = {unit: self.prices.placed(unit) for split in splits for unit in self.prices.units(split)}
-        self._known[axis] = KnownAxis(axis, placed, bounds, apart)
+        apart = self._apart.get(tensor) if stride == 1 else None
+        apart_s = math.inf if apart is None else self.prices.bound_over(apart.axes)
+        placed = {unit: self.prices.placed(unit) for unit in self.prices.units(tensor)}
+        self._known[axis] = KnownAxis(axis, placed, bounds, apart_s)
         return self._known[axis]
 
     def apart(self) -> Iterator[Apart]:
-        """The others, as nodes of a search. Every axis of :attr:`each` must be known."""
-        for apart in self._apart:
-            nearest = self._known[apart.tensor, 1]
-            bounded = replace(apart, bound=nearest.apart[apart.axes])
-            yield bounded.among(self._fitting(nearest)) if self._like_nearest(apart) else bounded
+        """The others, as nodes of a search, less those whose nearest fit nowhere. Every axis of :attr:`each` must be known."""
+        for tensor, apart in self._apart.items():
+            nearest = self._known[tensor, 1]
+            yield replace(apart.beside(self._too_large(nearest)), bound=nearest.apart_s)
 
-    def _like_nearest(self, apart: Apart) -> bool:
-        """Whether wherever its ranks are their plans take the memory of the nearest: placed alike, with the same choices."""
-        axes = ((apart.tensor, stride) for stride in (1, next(iter(apart.kinds))))
-        return len({*map(self.prices.split, axes)}) == 1 and not self.prices.request.constraints.forbidden
-
-    def _fitting(self, known: KnownAxis) -> set[Hashable]:
-        """What takes the memory of a kind that may fit."""
+    def _too_large(self, known: KnownAxis) -> set[Hashable]:
+        """What takes the memory of a kind that fits nowhere; unless an order may leave other choices."""
+        if self.prices.request.constraints.forbidden:
+            return set()
         pairs = zip(self._of[known.axis], known.bounds, strict=True)
-        return {_memory_of(kind) for kind, bounded in pairs if any(map(math.isfinite, bounded.bounds))}
+        return {_memory_of(kind) for kind, bounded in pairs if not any(map(math.isfinite, bounded.bounds))}
 
     def learn(self, known: KnownAxis) -> None:
         """What was found elsewhere."""

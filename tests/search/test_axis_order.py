@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from cost_models.collectives import collective_s, point_to_point_s
-from cost_models.spans import Span, span_of
+from cost_models.spans import span_of
 from hardware_profiles import Cluster, Level, Link, resolve_cluster
 from planner.constraints import Constraints
 from planner.constraints_text import parse_constraints
-from planner.costing.strides import placed_over, strides_apart
 from planner.evaluate import evaluate, evaluate_plan, send_seconds
 from planner.evaluate.tied import tied_sum_seconds
 from planner.ir.plan import AXIS_ORDERS, AxisOrder, Mesh
@@ -142,21 +141,6 @@ def _seconds(mesh: Mesh, cluster: Cluster) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("cluster", clusters(), ids=lambda cluster: "x".join(str(level.size) for level in cluster.levels))
-def test_ranks_are_placed_for_links_that_they_may_have(cluster: Cluster) -> None:
-    """Of all axes of a degree that are not nearest, and no others, whatever constraints leave of them."""
-    graph = make_graph("e" + "a" * 14 + "h")
-    every = parse_constraints([f"axis_order in [{','.join(AXIS_ORDERS)}]"])
-    found = dict[int, set[Span]]()
-    for mesh in meshes_of(graph, cluster, every):
-        found.setdefault(mesh.tensor, set()).add(span_of(cluster, *mesh.tensor_axis))
-    for tensor, spans in found.items():
-        apart = [span_of(cluster, tensor, stride) for stride in strides_apart(graph, cluster, tensor)]
-        assert len(set(apart)) == len(apart) and {span_of(cluster, tensor, 1), *apart} == spans
-        assert placed_over(graph, cluster, (tensor, 1)) == (1,)
-    assert any(len(spans) > 2 for spans in found.values())
-
-
 def test_tensor_ranks_may_be_apart() -> None:
     """Where that changes a link, here in nodes of two; also more of them than a node has."""
     graph, cluster, request = make_graph("eaaaaaah"), two_nodes(10**6), Request(16, 4, "fp32")
@@ -172,12 +156,14 @@ def test_tensor_ranks_may_be_apart() -> None:
         assert pinned.kinds and all(parse_constraints([pin]).admits("axis_order", kind.mesh.order) for kind in pinned.kinds)
 
 
+@pytest.mark.parametrize("pins", [(), ("axis_order=pipeline-tensor-data",)])
 @pytest.mark.parametrize("memory", [2 * 10**6, 10**9])
-def test_wide_tensor_axes_are_bounded_together(memory: int) -> None:
-    """Of each degree first, then each axis, then its candidates; those that are left out before fit nowhere."""
+def test_tensor_ranks_apart_are_bounded_together(memory: int, pins: tuple[str, ...]) -> None:
+    """Of each degree first, then each axis, then its candidates; those that are left out before fit nowhere. (In the order that
+    is pinned tensor ranks are nearest each other where there is one data rank: other meshes are not known to fit or not.)"""
     model = load_model("examples/gpt.py:gpt", {"layers": 4, "hidden": 256, "heads": 16}, 16)
     graph = trace_model(model, sequence=16, dtype="bfloat16")
-    base, request = resolve_cluster("dgx-h100:8"), Request(64, 16, "bf16")
+    base, request = resolve_cluster("dgx-h100:8"), Request(64, 16, "bf16", parse_pins(pins))
     cluster = replace(base, chip=replace(base.chip, memory_bytes=base.chip.reserve_bytes + memory))
     candidates = candidates_of(graph, cluster, request)
     prices = Prices(graph, cluster, request, candidates.kinds)
@@ -193,7 +179,7 @@ def test_wide_tensor_axes_are_bounded_together(memory: int) -> None:
             raw = [bound for kinds in part.kinds.values() for kind in kinds for bound in Bounded.of(kind, prices).bounds]
             assert min(raw) >= part.bound * (1 - 1e-12) and len(raw) == len(part.bounds(prices))
     out = [kind for kind in candidates.apart if kind not in left]
-    assert together and bool(out) == (memory < 10**9)
+    assert left and together and bool(out) == (memory < 10**9 and not pins)
     assert all(bound == math.inf for kind in out for bound in Bounded.of(kind, prices).bounds)
 
 

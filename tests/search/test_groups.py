@@ -244,7 +244,7 @@ def test_a_group_that_is_left_out_is_beaten_in_everything() -> None:
             group: [
                 _costs(state[1])
                 for option in state_costs(
-                    graph, prices.options((candidate.mesh.tensor, True)), cluster, candidate.mesh, "fp32", group,
+                    graph, prices.options(candidate.mesh.tensor), cluster, candidate.mesh, "fp32", group,
                     candidate.accumulation,
                 )
                 for state in option.values()
@@ -258,7 +258,7 @@ def test_a_group_that_is_left_out_is_beaten_in_everything() -> None:
             kept_and_left[beaten] += 1
         for each in kept.each:
             alone = state_costs(
-                graph, prices.options((candidate.mesh.tensor, True)), cluster, candidate.mesh, "fp32", each.zero_group,
+                graph, prices.options(candidate.mesh.tensor), cluster, candidate.mesh, "fp32", each.zero_group,
                 candidate.accumulation, (0, 1) if each.once_groups else (0, 1, 2, 3),
             )
             assert prices.states(each) == alone

@@ -270,7 +270,7 @@ def test_it_bounds_as_is_bounded_here() -> None:
     for each in found:
         assert each is not None and each == axes.find(each.axis)
         other.learn(each)
-    assert other.prices.options((8, True)) == axes.prices.options((8, True)) != ()
+    assert other.prices.options(8) == axes.prices.options(8) != ()
 
 
 class _Bounding:
@@ -317,7 +317,7 @@ def test_a_search_goes_on_with_the_prices_that_bounded_it() -> None:
     scope = Scope(graph_of("gpt", "float32"), axes.prices, axes.prices.cluster, axes.prices.request, cast(Any, None))
     begun = Begin(as_it_is, 0.001, math.inf, pickle.loads(pickle.dumps(scope)), math.inf).beside(other.prices)
     assert begun.scope.prices is other.prices
-    known = {degree: other.prices.units((degree, True)) for degree in (2, 4, 8)}
+    known = {degree: other.prices.units(degree) for degree in (2, 4, 8)}
     placed = [degree for degree, units in known.items() if all(unit in other.prices._placed for unit in units)]
     assert placed == [2, 8]
 

@@ -42,7 +42,7 @@ def test_placements_are_sought_at_the_same_micro_batches_under_a_pin(graph: Mode
 
     def references(*pins: str) -> set[int]:
         request = Request(48, graph.sequence, "fp32", parse_pins(["tensor=2", *pins]))
-        return set(Prices(graph, cluster, request, enumerate_candidates(graph, cluster, request))._references((2, True)))
+        return set(Prices(graph, cluster, request, enumerate_candidates(graph, cluster, request))._references(2))
 
     assert references() == {1, 8} == references("data=2")
     assert references("microbatch=12") == {1, 8, 12}
