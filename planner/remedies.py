@@ -189,7 +189,10 @@ def _taken(limit: Limit) -> Callable[[Plan], str]:
 
 
 def _batch(job: _Job, conflict: Sequence[Limit], deadline: float) -> _Found:
-    """A batch that the devices divide, or a larger one: more ways to part it, and micro-batches enough for a pipeline."""
+    """A batch that the devices divide, or a larger one: more ways to part it, and micro-batches enough for a pipeline. None
+    where the devices do not hold the state once."""
+    if fewest_nodes(job.graph, job.cluster, job.request) > job.cluster.nodes:
+        return [], []
     batch, untold = job.request.batch, list[Undecided]()
     larger = sorted({lcm(batch, job.cluster.devices), *(factor * batch for factor in LARGER_BATCHES)} - {batch})
     larger = [size for size in larger if size <= LARGER_BATCHES[-1] * batch]

@@ -122,7 +122,7 @@ def test_what_there_was_no_time_to_try_is_named(
     """Also beside a remedy of its kind; that is the cheapest only where none as cheap was left untried."""
     graph = trace_model(load_model(SMALL[0], {"layers": 2, "hidden": 64, "vocab": 64}, 32), sequence=32, dtype="float32")
     whole = resolve_cluster("local-cpu:1x2")
-    cluster = replace(whole, chip=replace(whole.chip, memory_bytes=whole.chip.reserve_bytes + 2**16))
+    cluster = replace(whole, chip=replace(whole.chip, memory_bytes=whole.chip.reserve_bytes + 3 * 2**18))
     request = Request(8, 32, "fp32", parse_pins(["zero=0", "recompute=none"]), time_limit_s=60.0)
     with pytest.raises(MemoryTooSmall) as refused:
         fitted(graph, cluster, request)
@@ -140,6 +140,25 @@ def test_what_there_was_no_time_to_try_is_named(
     advice = explain(refused.value, graph, cluster, request, lambda text: None).advice
     assert f"{claim}without --pin 'recompute=none' (" in advice
     assert advice.partition("; not found in the time given: ")[2] == words
+
+
+def test_no_batch_is_tried_where_devices_do_not_hold_the_state_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = trace_model(load_model(SMALL[0], {"layers": 2, "hidden": 64, "vocab": 64}, 32), sequence=32, dtype="float32")
+    whole, tried = resolve_cluster("local-cpu:1x2"), list[tuple[int, int]]()
+    cluster = replace(whole, chip=replace(whole.chip, memory_bytes=whole.chip.reserve_bytes + 2**16))
+    with pytest.raises(MemoryTooSmall) as refused:
+        fitted(graph, cluster, Request(8, 32, "fp32", time_limit_s=60.0))
+
+    def recorded(graph: ModelGraph, cluster: Cluster, request: Request, *rest: object) -> Trial:
+        tried.append((cluster.nodes, request.batch))
+        return Trial(excluded=True)
+
+    monkeypatch.setattr("planner.remedies.try_change", recorded)
+    monkeypatch.setattr("planner.remedies.searched", lambda trial, *rest: trial)
+    explained = explain(refused.value, graph, cluster, Request(8, 32, "fp32"), lambda text: None)
+    fewest = fewest_nodes(graph, cluster, Request(8, 32, "fp32"))
+    assert tried and fewest > 1 and all(nodes >= fewest and batch == 8 for nodes, batch in tried)
+    assert {remedy.kind for remedy in explained.remedies} == {"memory"} and not explained.undecided
 
 
 def test_fewer_devices_than_hold_the_state_once_are_too_few() -> None:

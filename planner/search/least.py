@@ -124,10 +124,16 @@ class LeastMemory:
         return sorted(((bound, node.candidate) for _, _, bound, _, node in self._heap), key=lambda pair: pair[0])
 
     def _begin(self) -> None:
-        """Every candidate with a bound. Families come with the narrowest tensor degree first, which is placed soonest; where a
-        plan of so many bytes is ``enough``, the least of each is tried at once."""
+        """Every candidate with a bound. Families come with the widest tensor degree inside a node first, which keeps least of
+        activations (then narrower ones, then wider); where a plan of so many bytes is ``enough``, the least of each is tried at
+        once."""
         families: dict[object, list[Candidate]] = defaultdict(list)
-        for candidate in sorted(self.candidates, key=lambda candidate: (candidate.mesh.tensor, candidate.micro)):
+        inside = self.cluster.devices_per_node
+
+        def order(candidate: Candidate) -> tuple[bool, int, int]:
+            return candidate.mesh.tensor > inside, abs(inside - candidate.mesh.tensor), candidate.micro
+
+        for candidate in sorted(self.candidates, key=order):
             families[self._family(candidate)].append(candidate)
         for members in families.values():
             for alone in self._light(members[0]).each:

@@ -9,7 +9,7 @@ because every choice has some largest transient. Prefix sums give this for all r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.ir.costed import CostedGraph
 from planner.ir.plan import BlockDecision, StagePlan
-from planner.search.allowed import Allowed
+from planner.search.allowed import Allowed, Choice
 from planner.search.tables import Floats
 
 NEVER = 2.0**52
@@ -56,29 +56,35 @@ class Ranges:
     @cached_property
     def levels(self) -> tuple[tuple[Option, ...], ...]:
         """Per block, its recomputation levels."""
-        costs = self.costed.blocks[self.option]
-        return tuple(
-            tuple(
-                Option(
-                    cost.buffer_bytes, cost.saved_bytes, cost.waiting_bytes, cost.peak_bytes(self.allowed.split), level,
-                )
-                for level, cost in costs[block.body].items() if level in self.allowed.of_block(index)[0]
+        costs, split = self.costed.blocks[self.option], self.allowed.split
+
+        def options(body: str, allowed: Choice) -> tuple[Option, ...]:
+            return tuple(
+                Option(cost.buffer_bytes, cost.saved_bytes, cost.waiting_bytes, cost.peak_bytes(split), level)
+                for level, cost in costs[body].items() if level in allowed[0]
             )
-            for index, block in enumerate(self.costed.graph.blocks)
-        )
+
+        return self._of_each(options)
 
     @cached_property
     def stages(self) -> tuple[tuple[Option, ...], ...]:
         """Per block, its ZeRO stages."""
         fixed, states = dict(self.allowed.fixed_zero), self.costed.states[self.option]
-        result = []
-        for index, block in enumerate(self.costed.graph.blocks):
-            open_ = (fixed[block.body],) if block.body in fixed else self.allowed.of_block(index)[1]
-            result.append(tuple(
+
+        def options(body: str, allowed: Choice) -> tuple[Option, ...]:
+            open_ = (fixed[body],) if body in fixed else allowed[1]
+            return tuple(
                 Option(state.parameters_bytes + state.optimizer_bytes, state.gradients_bytes, 0.0, state.gather_bytes, zero)
-                for zero, state in states[block.body].items() if zero in open_
-            ))
-        return tuple(result)
+                for zero, state in states[body].items() if zero in open_
+            )
+
+        return self._of_each(options)
+
+    def _of_each(self, options: Callable[[str, Choice], tuple[Option, ...]]) -> tuple[tuple[Option, ...], ...]:
+        """Per block, what its body has under what it is allowed; of those that have the same, one tuple."""
+        keys = [(block.body, self.allowed.of_block(index)) for index, block in enumerate(self.costed.graph.blocks)]
+        known = {key: options(*key) for key in dict.fromkeys(keys)}
+        return tuple(known[key] for key in keys)
 
     @cached_property
     def least_crossing(self) -> int:
@@ -151,16 +157,21 @@ class Ranges:
 
 
 def _thresholds(blocks: Sequence[Sequence[Option]]) -> list[float]:
-    return sorted({float(choice.transient) for block in set(blocks) for choice in block})
+    return sorted({float(choice.transient) for block in _distinct(blocks).values() for choice in block})
+
+
+def _distinct(blocks: Sequence[Sequence[Option]]) -> dict[int, Sequence[Option]]:
+    """By identity: to compare tuples of options takes longer than to look at them."""
+    return {id(block): block for block in blocks}
 
 
 def _cheapest(blocks: Sequence[Sequence[Option]], times: float, waiting: float, threshold: float) -> Floats:
     """Per block, the least bytes among the choices whose transient is at most ``threshold``."""
     known = {
-        block: min((choice.held(times, waiting) for choice in block if choice.transient <= threshold), default=NEVER)
-        for block in set(blocks)
+        key: min((choice.held(times, waiting) for choice in block if choice.transient <= threshold), default=NEVER)
+        for key, block in _distinct(blocks).items()
     }
-    return np.array([known[block] for block in blocks])
+    return np.array([known[id(block)] for block in blocks])
 
 
 def _ranges(values: Floats) -> Floats:
