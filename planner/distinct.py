@@ -29,32 +29,28 @@ def passed_over(plan: Plan, cluster: Cluster, constraints: Constraints) -> tuple
     they mean the same when they are read again from a file.
 
     What all of its plans share with what only looks different is not named: the schedule where there is no pipeline, the
-    order of axes where the mesh has but one, the ZeRO group where there is but one or nothing is sharded. Where a group or an
-    order is named constraints speak of it, and others of the mesh become candidates (docs/job.md): these are forbidden by
+    order of axes where the mesh has but one, the ZeRO group where there is but one or nothing is sharded. Where a group is
+    named constraints speak of it, and other groups of the mesh become candidates (docs/job.md): these are forbidden by
     themselves.
     """
     mesh, batch, schedule = plan.mesh, plan.batch, plan.schedule
     of_degrees = [Condition(name, "=", (getattr(mesh, name),)) for name in ("pipeline", "data", "tensor")]
-    orders, of_mesh, apart = axis_orders(cluster, constraints, mesh), of_degrees, list[Combination]()
-    if len(orders) > 1:
+    of_mesh = of_degrees
+    if len(axis_orders(cluster, constraints, mesh)) > 1:
         same = _joined_alike(mesh, cluster)
         of_mesh = [*of_degrees, Condition("axis_order", "in" if len(same) > 1 else "=", same)]
-        left = {alike for order in orders for alike in _joined_alike(replace(mesh, order=order), cluster)}
-        others = tuple(order for order in AXIS_ORDERS if order not in left)
-        if others and not constraints.speak_of("axis_order", mesh.degrees):
-            apart.append(Combination((*of_degrees, Condition("axis_order", "in", others))))
     named = [*of_mesh, Condition("microbatch", "=", (batch.micro,)), Condition("virtual", "=", (schedule.virtual,))]
     if mesh.pipeline > 1:
         named.append(Condition("schedule", "=", (schedule.name,)))
     often, once = zero_groups(cluster, constraints, mesh)
     groups = [*(group for part in often for group in part), *once]
     if len(groups) == 1 or constraints.pinned("zero") == 0:
-        return (Combination(tuple(named)), *apart)
+        return (Combination(tuple(named)),)
     named.append(Condition("zero_group", "=", (plan.zero_group,)))
     opened = tuple(group for group in divisors(mesh.data) if group not in groups and constraints.admits("zero_group", group))
     beside = [(opened, ()), (once, (Condition("zero", ">=", (2,)),))]
     return (
-        Combination(tuple(named)), *apart,
+        Combination(tuple(named)),
         *(Combination((*of_mesh, Condition("zero_group", "in", some), *layers)) for some, layers in beside if some),
     )
 

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from hardware_profiles import Cluster
 from planner.ir.plan import AXIS_ORDERS, Mesh, Plan, Prediction
 from planner.search.best import Best
 from planner.search.candidates import Candidate
 from planner.search.effort import has_time
 from planner.search.families import Scope
+from planner.search.meshes import practised
 from planner.search.nodes import Sketch, count, count_roughly
 from planner.search.request import as_it_is
 
@@ -78,14 +80,14 @@ class Climb:
     def practised(self, deadline: float = math.inf) -> list[Candidate]:
         """What practice begins with, for each number of pipeline ranks, of schedules for which there is time where there are
         some."""
-        inside, found = self.scope.cluster.levels[0].size, dict[int, tuple[tuple[object, ...], Candidate]]()
-        for mesh, members in sorted(self._of_mesh.items(), key=lambda pair: _split(inside, pair[0]), reverse=True):
+        cluster, found = self.scope.cluster, dict[int, tuple[tuple[object, ...], Candidate]]()
+        for mesh, members in sorted(self._of_mesh.items(), key=lambda pair: practised(cluster, pair[0]), reverse=True):
             known = found.get(mesh.pipeline)
             # Of a schedule for which there is time, and split better.
             if known is not None and known[0][0] and known[1].mesh.tensor != mesh.tensor:
                 continue
             for candidate in members:
-                key = has_time(candidate.actions, deadline), *_as_practised(inside, candidate)
+                key = has_time(candidate.actions, deadline), *_as_practised(cluster, candidate)
                 if known is None or key >= known[0]:
                     known = key, candidate
             assert known is not None
@@ -249,14 +251,9 @@ class Climb:
                     yield other
 
 
-def _split(inside: int, mesh: Mesh) -> int:
-    """Grows with what practice prefers: tensor ranks among the ``inside`` that the fastest links join."""
-    return mesh.tensor if mesh.tensor <= inside else -mesh.tensor
-
-
-def _as_practised(inside: int, candidate: Candidate) -> tuple[object, ...]:
+def _as_practised(cluster: Cluster, candidate: Candidate) -> tuple[object, ...]:
     """Grows with what practice prefers."""
-    return _split(inside, candidate.mesh), -candidate.micro, candidate.schedule == "interleaved-1f1b", candidate.virtual
+    return practised(cluster, candidate.mesh), -candidate.micro, candidate.schedule == "interleaved-1f1b", candidate.virtual
 
 
 def _moved(mesh: Mesh) -> Iterator[Mesh]:

@@ -25,6 +25,7 @@ from planner.search.allowed import Allowed, union_of
 from planner.search.candidates import Candidate, allowed_choices, shape_of
 from planner.search.chain import Chain
 from planner.search.groups import bytes_alone, without_beaten
+from planner.search.meshes import practised
 from planner.search.ranges import Ranges
 from planner.search.request import Request
 from planner.search.solve import Fingerprints, Task, chains_of
@@ -124,16 +125,11 @@ class LeastMemory:
         return sorted(((bound, node.candidate) for _, _, bound, _, node in self._heap), key=lambda pair: pair[0])
 
     def _begin(self) -> None:
-        """Every candidate with a bound. Families come with the widest tensor degree inside a node first, which keeps least of
-        activations (then narrower ones, then wider); where a plan of so many bytes is ``enough``, the least of each is tried at
-        once."""
+        """Every candidate with a bound. Families come with the widest tensor degree inside the fastest links first, which keeps
+        least of activations (then narrower ones, then wider); where a plan of so many bytes is ``enough``, the least of each is
+        tried at once."""
         families: dict[object, list[Candidate]] = defaultdict(list)
-        inside = self.cluster.devices_per_node
-
-        def order(candidate: Candidate) -> tuple[bool, int, int]:
-            return candidate.mesh.tensor > inside, abs(inside - candidate.mesh.tensor), candidate.micro
-
-        for candidate in sorted(self.candidates, key=order):
+        for candidate in sorted(self.candidates, key=lambda each: (-practised(self.cluster, each.mesh), each.micro)):
             families[self._family(candidate)].append(candidate)
         for members in families.values():
             for alone in self._light(members[0]).each:

@@ -47,6 +47,11 @@ def axis_orders(cluster: Cluster, constraints: Constraints, mesh: Mesh) -> tuple
     return tuple(found.values())
 
 
+def practised(cluster: Cluster, mesh: Mesh) -> int:
+    """Grows with what practice prefers: tensor ranks among those that the fastest links join."""
+    return mesh.tensor if mesh.tensor <= cluster.levels[0].size else -mesh.tensor
+
+
 def links_of(mesh: Mesh, cluster: Cluster) -> Hashable:
     """How tensor ranks, data ranks and pipelines are joined, as far as the order of the axes decides it."""
     if len(cluster.levels) == 1:

@@ -1,9 +1,9 @@
 """What candidates cost, found out as late and as seldom as possible.
 
 Placements are solved at two reference micro-batches of each tensor degree, for ranks that are nearest each other, and priced at
-all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis,
-micro-batch) only, those of parameters on (data, tensor axis, ZeRO group) and on whether there are a pipeline and several
-micro-batches. Before a candidate's blocks are priced, :meth:`Prices.bound` and :meth:`Prices.rough` say what they take at least
+all others over the links that a tensor axis has. The prices of blocks depend on (tensor axis, micro-batch) only, those of
+parameters on (data, tensor axis, ZeRO group) and on whether there are a pipeline and several micro-batches. Before a
+candidate's blocks are priced, :meth:`Prices.bound` and :meth:`Prices.rough` say what they take at least
 (:mod:`~planner.search.samples`).
 """
 
